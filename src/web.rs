@@ -15,10 +15,10 @@ mod serve;
 mod session_locks;
 mod wrap;
 
-pub use access::Access;
+pub use access::{Access, PolicyAnswer};
 pub use api::lock_api;
 pub use clients::{Clients, LockingClients};
-pub use locked_doc::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
+pub use locked_doc::{Acquire, Confirm, Exclusive, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
 pub use serve::IntoServer;
 pub use session_locks::SessionLocks;

@@ -14,6 +14,8 @@ use crate::{clock, key::LockKey, lock::Aid, store::Named};
 const KNOWN: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
 const TABS: usize = 128;
+/// How often the application is asked whether the person of a session may keep its locks.
+const ASK: Duration = Duration::from_secs(60);
 /// For how long a session is known to have asked for a missing document.
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
@@ -50,12 +52,15 @@ struct ActiveSession {
     known: VecDeque<LockKey>,
     /// When it asked for a missing document.
     missed: Option<Instant>,
+    /// When the application was last asked about its locks. Each of them was also allowed when it was taken.
+    asked: Instant,
 }
 
 impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
-        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None }
+        let asked = clock::now();
+        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None, asked }
     }
 
     fn renewed(&mut self, named: &[Named], next: Instant) {
@@ -163,6 +168,18 @@ impl Activity {
     pub(super) fn has_missed(&self, aid: &Aid) -> bool {
         let missed = self.sessions.lock().of.get(aid).and_then(|session| session.missed);
         missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)
+    }
+
+    /// True if the application has to be asked whether the person of this session may keep its locks. Later for a
+    /// session that was not active here.
+    pub(super) fn is_to_be_asked(&self, aid: &Aid) -> bool {
+        let mut sessions = self.sessions.lock();
+        let Some(session) = sessions.of.get_mut(aid) else { return false };
+        let is_due = clock::since(session.asked) >= ASK;
+        if is_due {
+            session.asked = clock::now();
+        }
+        is_due
     }
 
     /// The lock is gone, or may be changing.

@@ -49,7 +49,7 @@ pub(crate) struct Calls {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) runner: Runner,
     /// How long a caller waits, unless it says otherwise.
-    pub(super) deadline: Duration,
+    pub(crate) deadline: Duration,
     /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
     operations: Arc<Semaphore>,

@@ -268,6 +268,11 @@ impl Granting {
         self.seen.activity.missed(aid);
     }
 
+    /// True if the application has to be asked, once a minute, whether the person of this session may keep its locks.
+    pub(crate) fn is_to_be_asked(&self, aid: &Aid) -> bool {
+        self.seen.activity.is_to_be_asked(aid)
+    }
+
     /// True if the document may exist. The store is asked if the session has missed a document within the last
     /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
     pub(crate) async fn may_exist(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {

@@ -3,6 +3,7 @@
 use std::{
     cell::{OnceCell, RefCell},
     collections::{HashMap, HashSet},
+    fmt,
     panic::AssertUnwindSafe,
     rc::Rc,
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use std::{
 
 use actix_session::Session;
 use futures_util::{
-    FutureExt, StreamExt,
+    FutureExt, StreamExt, TryStreamExt,
     future::{LocalBoxFuture, Shared},
     stream,
 };
@@ -22,6 +23,7 @@ use crate::{
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     manager::LockManager,
+    text::{printable, short},
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
@@ -35,58 +37,88 @@ pub enum Access {
 }
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
-type Allows = dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> LocalBoxFuture<'static, Vec<bool>>;
+type Allowed = LocalBoxFuture<'static, Result<Vec<bool>, String>>;
+type Allows = dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> Allowed;
+
+/// What an [access policy](crate::web::LockingSession::access_policy) returns: the answer, or a [`Result`] of it with any
+/// error that has a text.
+pub trait PolicyAnswer<T> {
+    /// # Errors
+    /// The text of the policy's error.
+    fn answer(self) -> Result<T, String>;
+}
+
+impl<T> PolicyAnswer<T> for T {
+    fn answer(self) -> Result<T, String> {
+        Ok(self)
+    }
+}
+
+impl<T, E: fmt::Display> PolicyAnswer<T> for Result<T, E> {
+    fn answer(self) -> Result<T, String> {
+        self.map_err(|e| format!("{e:#}"))
+    }
+}
 
 /// The policy of the application, for many documents at once.
 #[derive(Clone)]
-pub(super) struct AccessPolicy(Rc<Allows>);
+pub(super) struct AccessPolicy {
+    allows: Rc<Allows>,
+    /// The longest time for one call.
+    longest: Duration,
+}
 
 /// For how many documents of one call a policy for single documents runs at the same time. Also how many calls the
 /// streams of events of one worker have under way.
 const AT_ONCE: usize = 16;
-/// The longest time for one call.
-const LONGEST: Duration = Duration::from_secs(5);
 /// How long the streams of events remember an answer of the policy, and how many answers for one person.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 1_024;
 
 impl AccessPolicy {
-    pub(super) fn of_many(
-        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> Vec<bool> + 'static,
+    pub(super) fn of_many<A: PolicyAnswer<Vec<bool>>>(
+        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> A + 'static,
+        longest: Duration,
     ) -> Self {
         let allows = Rc::new(allows);
-        Self(Rc::new(move |person, keys, access| {
+        let allows: Rc<Allows> = Rc::new(move |person, keys, access| {
             let allows = Rc::clone(&allows);
-            Box::pin(async move { allows(person, keys, access).await })
-        }))
+            Box::pin(async move { allows(person, keys, access).await.answer() })
+        });
+        Self { allows, longest }
     }
 
-    pub(super) fn of_one(
-        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
+    pub(super) fn of_one<A: PolicyAnswer<bool>>(
+        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> A + 'static,
+        longest: Duration,
     ) -> Self {
         let allows = Rc::new(allows);
-        Self::of_many(async move |person, keys, access| {
+        let of_many = async move |person: Option<Actor>, keys, access| {
             let each = stream::iter(keys).map(|key| allows(person.clone(), key, access));
-            each.buffered(AT_ONCE).collect().await
-        })
+            each.buffered(AT_ONCE).map(PolicyAnswer::answer).try_collect::<Vec<bool>>().await
+        };
+        Self::of_many(of_many, longest)
     }
 
     /// One answer for each key.
     ///
     /// # Errors
-    /// [`Unavailable`](StoreErrorKind::Unavailable) if the policy panics, or does not answer in time.
+    /// [`Unavailable`](StoreErrorKind::Unavailable) if the policy fails, panics, or does not answer in time.
     async fn ask(
         &self,
         person: Option<Actor>,
         keys: &[LockKey],
         access: Access,
     ) -> Result<Vec<bool>> {
-        let call = AssertUnwindSafe(async { (self.0)(person, keys.to_vec(), access).await });
-        let why = match timeout(LONGEST, call.catch_unwind()).await {
-            Ok(Ok(answers)) if answers.len() == keys.len() => return Ok(answers),
-            Ok(Ok(answers)) => format!("gave {} answers for {} keys", answers.len(), keys.len()),
+        let call = AssertUnwindSafe(async { (self.allows)(person, keys.to_vec(), access).await });
+        let why = match timeout(self.longest, call.catch_unwind()).await {
+            Ok(Ok(Ok(answers))) if answers.len() == keys.len() => return Ok(answers),
+            Ok(Ok(Ok(answers))) => {
+                format!("gave {} answers for {} keys", answers.len(), keys.len())
+            }
+            Ok(Ok(Err(error))) => format!("has failed: {}", printable(&short(&error))),
             Ok(Err(_)) => "has panicked".to_owned(),
-            Err(_) => format!("did not answer within {LONGEST:?}"),
+            Err(_) => format!("did not answer within {:?}", self.longest),
         };
         let message = format!("the access policy {why}");
         log::error!(target: "actix_doclock::web", "{message}; it was asked for {:?}", keys.first());
@@ -150,15 +182,8 @@ impl Permissions {
         if allowed.is_empty() { Err(self.refusal(key)) } else { Ok(()) }
     }
 
-    /// As `check`, for the routes of the application: if it has no policy, all of these documents pass.
-    pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<()> {
-        match self.check_each(keys).await?.into_iter().flatten().next() {
-            Some(refusal) => Err(refusal),
-            None => Ok(()),
-        }
-    }
-
-    /// As `check_all`, but returns for each document its refusal, or none.
+    /// For the routes of the application: returns for each document its refusal, or none. If the application has no
+    /// policy, all of them pass.
     pub(super) async fn check_each(&self, keys: &[LockKey]) -> Result<Vec<Option<LockError>>> {
         let Some(policy) = &self.policy else { return Ok(keys.iter().map(|_| None).collect()) };
         self.check_any()?;

@@ -306,7 +306,12 @@ async fn allowed(
     let permissions = locks.permissions();
     permissions.check_any()?;
     let key = key(&permissions, req)?;
-    permissions.check(&key, access).await?;
+    if let Err(refusal) = permissions.check(&key, access).await {
+        if access == Access::Lock {
+            locks.give_back_refused(&refusal).await?;
+        }
+        return Err(refusal.into());
+    }
     Ok(key)
 }
 

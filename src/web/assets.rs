@@ -1,12 +1,17 @@
 //! Files that browsers load.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    rc::Rc,
+};
 
 use actix_web::{
-    HttpRequest, HttpResponse,
+    HttpMessage, HttpRequest, HttpResponse,
     http::header::{self, ETag, EntityTag, Header, IfNoneMatch},
     web::{self, ServiceConfig},
 };
+
+use crate::web::request::RequestLocks;
 
 pub(super) const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
@@ -24,8 +29,12 @@ async fn client_types(req: HttpRequest) -> HttpResponse {
     file(&req, "text/plain; charset=utf-8", include_str!("assets/client.d.ts"))
 }
 
-/// A file that browsers cache, and revalidate at each use.
+/// A file that browsers cache, and revalidate at each use. It is the same for everybody, so a cookie in it would be for
+/// nobody.
 pub(super) fn file(req: &HttpRequest, content_type: &str, text: &'static str) -> HttpResponse {
+    if let Some(locks) = req.extensions().get::<Rc<RequestLocks>>() {
+        locks.is_for_everybody();
+    }
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     let tag = EntityTag::new_strong(format!("{:x}", hasher.finish()));
@@ -36,7 +45,7 @@ pub(super) fn file(req: &HttpRequest, content_type: &str, text: &'static str) ->
     let mut response = if is_known { HttpResponse::NotModified() } else { HttpResponse::Ok() };
     response
         .insert_header(ETag(tag))
-        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .insert_header((header::CACHE_CONTROL, "private, no-cache"))
         .insert_header((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
     if is_known { response.finish() } else { response.content_type(content_type).body(text) }
 }

@@ -98,8 +98,8 @@ pub struct Confirm;
 #[non_exhaustive]
 pub struct Share;
 
-/// The locks that allow a document to be written.
-#[doc(hidden)]
+/// The ways to lock that allow a document to be written: `async fn save<How: Exclusive>(note: Guarded<Note, How>)` takes
+/// what a [`LockedDoc`] and a [`HeldDoc`] have in common.
 pub trait Exclusive {}
 
 impl Exclusive for Acquire {}

@@ -15,7 +15,7 @@ use std::{
 use actix_session::{Session, SessionStatus};
 use actix_web::{
     Error, HttpMessage, HttpRequest, HttpResponse,
-    dev::ServiceRequest,
+    dev::{RequestHead, ServiceRequest},
     http::{
         StatusCode,
         header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 pub(super) use self::locking::{Ask, Found, Locks, Mine};
 use crate::{
     actor::Actor,
+    clock,
     ended::EndReason,
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
@@ -59,8 +60,20 @@ const TAB: HeaderName = HeaderName::from_static("doclock-tab");
 /// The load of that page: a UUID that is new at each load.
 const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 
+/// From this time on, the answer of a request may reach the browser after a logout that began later.
+const SLOW: Duration = Duration::from_millis(250);
+
+/// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
+///
+/// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
+/// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
+const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
 /// A browser preloads a page that the person may never look at.
 const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
+
+/// Renders an error of the wrap.
+type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
 
 /// Names the collection of a type for a request.
 type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
@@ -83,6 +96,18 @@ pub(super) struct Settings {
     pub(super) idle_after: Option<Duration>,
     pub(super) streams: Limits,
     pub(super) same_site: Rc<same_site::Rules>,
+    pub(super) render: Option<Rc<Render>>,
+}
+
+/// What happened to a session while one of its requests was served. The answer carries the cookie of the session only if
+/// nothing did: otherwise the answer would undo a logout, or the login of the next person in this browser. A cookie store
+/// would log the ended session in again, and another store would send a dead key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    Nothing,
+    /// Nobody knows, and this request has changed nothing itself.
+    Perhaps,
+    Ended,
 }
 
 /// Whose request it is.
@@ -125,6 +150,9 @@ pub(crate) struct RequestLocks {
     held: RefCell<Vec<LockToken>>,
     /// Tracks the background operations of this request.
     scope: TaskTracker,
+    began: Instant,
+    /// True if an operation has waited for the lock of another session.
+    has_waited: Cell<bool>,
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
     renewal: RefCell<Option<Receiver<()>>>,
@@ -134,6 +162,10 @@ pub(crate) struct RequestLocks {
     began_empty: Cell<bool>,
     /// True if the session middleware has to save the session, and to send its cookie.
     is_to_be_saved: Cell<bool>,
+    /// True if the session middleware has to extend the session, or to save it: this request does not end it.
+    goes_on: Cell<bool>,
+    /// True if the answer is the same for everybody, and carries no cookie.
+    is_for_everybody: Cell<bool>,
 }
 
 /// The life of a request, in order. For `locks.session(…)`.
@@ -172,11 +204,15 @@ impl RequestLocks {
             fresh: RefCell::default(),
             held: RefCell::default(),
             scope: TaskTracker::new(),
+            began: clock::now(),
+            has_waited: Cell::default(),
             until: Cell::default(),
             renewal: RefCell::default(),
             cookies: Cell::default(),
             began_empty: Cell::default(),
             is_to_be_saved: Cell::default(),
+            goes_on: Cell::default(),
+            is_for_everybody: Cell::default(),
         });
         req.extensions_mut().insert(Rc::clone(&locks));
         req.extensions_mut().insert(Rc::clone(&settings.same_site));
@@ -297,6 +333,7 @@ impl RequestLocks {
         let is_changed =
             [SessionStatus::Changed, SessionStatus::Renewed].contains(&session.status());
         self.is_to_be_saved.set(is_changed && !session.entries().is_empty());
+        self.goes_on.set(!vanished && !session.entries().is_empty());
     }
 
     /// Called when the session middleware has finished.
@@ -309,7 +346,17 @@ impl RequestLocks {
     ) -> Result<()> {
         // A session store does not send the cookie of a session that another request has ended meanwhile.
         let cookies = response.headers().get_all(SET_COOKIE).count();
-        let is_saved = !self.is_to_be_saved.get() || Some(cookies) > self.cookies.get();
+        let of_others = self.cookies.get().filter(|of_others| cookies > *of_others);
+        let mut is_saved = !self.is_to_be_saved.get() || of_others.is_some();
+        if let Some(of_others) = of_others {
+            let meanwhile = self.meanwhile(response.status()).await;
+            is_saved = meanwhile != Meanwhile::Ended;
+            if meanwhile != Meanwhile::Nothing {
+                let headers = response.headers_mut();
+                let all: Vec<_> = headers.remove(SET_COOKIE).collect();
+                all.into_iter().take(of_others).for_each(|it| headers.append(SET_COOKIE, it));
+            }
+        }
         if !is_saved && !self.fresh.borrow().is_empty() {
             self.session_not_saved().await;
             return Err(LockError::SessionEnded { ago: Duration::ZERO });
@@ -345,6 +392,43 @@ impl RequestLocks {
             response.headers_mut().insert(LOCK_TOKEN, announced);
         }
         Ok(())
+    }
+
+    /// What other requests have done to the session while this one was served, perhaps at another server.
+    async fn meanwhile(&self, answer: StatusCode) -> Meanwhile {
+        // Only a change that this request has made itself needs the cookie.
+        let unknown =
+            if self.is_to_be_saved.get() { Meanwhile::Nothing } else { Meanwhile::Perhaps };
+        if self.is_for_everybody.get() {
+            return unknown;
+        }
+        if !self.goes_on.get() || clock::since(self.began) < SLOW {
+            return Meanwhile::Nothing;
+        }
+        let aid = self.aid_before.borrow().clone();
+        let end = match &aid {
+            // In an outage, the answer does not wait for a second deadline.
+            _ if answer.is_server_error() => return unknown,
+            Some(aid) => self.manager.parts.sessions.refuse_ended(aid, self.begin()).await,
+            None => Ok(()),
+        };
+        match end {
+            Err(LockError::SessionEnded { ago }) if ago <= self.news_for() => Meanwhile::Ended,
+            Ok(()) | Err(LockError::SessionEnded { .. }) if !self.has_waited.get() => {
+                Meanwhile::Nothing
+            }
+            _ => unknown,
+        }
+    }
+
+    /// Notes that the answer of this request is a file, which a cache may keep.
+    pub(super) fn is_for_everybody(&self) {
+        self.is_for_everybody.set(true);
+    }
+
+    /// How long ago a session may have ended for its end to be news to this request.
+    fn news_for(&self) -> Duration {
+        clock::since(self.began) + LOGOUT_IS_NEWS_FOR
     }
 
     /// Called if the request has failed, or its session could not be saved: no lock is kept, and no session

@@ -5,21 +5,23 @@ use std::{cell::RefCell, fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
 use actix_session::{Session, SessionExt};
 use actix_web::{
-    Error, HttpMessage, HttpRequest,
+    Error, HttpMessage, HttpRequest, HttpResponse,
     body::MessageBody,
     cookie::Key,
-    dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
+    dev::{RequestHead, Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
+    error::InternalError,
 };
 use sha2::{Digest, Sha256};
 
 use crate::{
     actor::Actor,
+    error::LockError,
     key::LockKey,
     lock::Aid,
     manager::{LockManager, watch::streams::Limits},
     web::{
-        access::{Access, AccessPolicy, Answers},
-        problem::{SERVED, Served},
+        access::{Access, AccessPolicy, Answers, PolicyAnswer},
+        problem::{Problem, SERVED, Served, log_fault},
         request::{RequestLocks, Settings, Whose, aid_in},
     },
 };
@@ -56,6 +58,7 @@ impl<W> Locking<W> {
             idle_after: None,
             streams: Limits::default(),
             same_site: Rc::default(),
+            render: None,
         };
         Self { manager: Rc::new(manager.clone()), inner, settings }
     }
@@ -74,12 +77,13 @@ impl<W> Locking<W> {
     /// [admit visitors](Self::admit_visitors). A refusal names the holder and the title also to a person who may
     /// lock, but not look.
     ///
-    /// The policy is asked at each request, before any wait. If the policy panics, or has not answered after 5 s, the
-    /// response is 503. The streams of events of a worker share the answers of the policy for 10 s, for each person and
+    /// The policy is asked at each request, before any wait, and by the heartbeats of a page at most once a minute. A lock
+    /// that its person may no longer have is given back. If the policy cannot tell, let it return an error: a policy may
+    /// return a [`Result`] (see [`PolicyAnswer`]). Then the response is 503, and the log has the text, as if the policy
+    /// panics, or has not answered within the [deadline](crate::LockManagerBuilder::deadline). The streams of events of a worker share the answers of the policy for 10 s, for each person and
     /// document. While a stream waits for an answer, further events gather, and the policy is asked about all of them
     /// together. A stream keeps the person with whom it began. An
-    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
-    /// should answer `false`.
+    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockKey, LockManager, web::Access};
@@ -96,12 +100,16 @@ impl<W> Locking<W> {
     /// .admit_visitors();
     /// # }
     /// ```
-    pub fn access_policy(
+    pub fn access_policy<A: PolicyAnswer<bool>>(
         mut self,
-        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
+        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> A + 'static,
     ) -> Self {
-        self.settings.access = Some(AccessPolicy::of_one(allows));
+        self.settings.access = Some(AccessPolicy::of_one(allows, self.longest_policy()));
         self
+    }
+
+    fn longest_policy(&self) -> Duration {
+        self.manager.parts.calls.deadline
     }
 
     /// As [`access_policy`](Self::access_policy), for many documents with one call: a status asks about up to 200, a
@@ -122,11 +130,11 @@ impl<W> Locking<W> {
     /// );
     /// # }
     /// ```
-    pub fn access_policy_for_many(
+    pub fn access_policy_for_many<A: PolicyAnswer<Vec<bool>>>(
         mut self,
-        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> Vec<bool> + 'static,
+        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> A + 'static,
     ) -> Self {
-        self.settings.access = Some(AccessPolicy::of_many(allows));
+        self.settings.access = Some(AccessPolicy::of_many(allows, self.longest_policy()));
         self
     }
 
@@ -243,6 +251,55 @@ impl<W> Locking<W> {
         self
     }
 
+    /// Says that browsers reach this application by https only, for a proxy that removes TLS and does not forward the
+    /// scheme. Then a page of `http` on the same host changes no locks. Default: the scheme that the proxy forwards
+    /// (`Forwarded`, `X-Forwarded-Proto`), or that of the connection; where nobody tells it, pages of both schemes may.
+    pub fn https_only(mut self) -> Self {
+        Rc::make_mut(&mut self.settings.same_site).is_https = true;
+        self
+    }
+
+    /// Refuses the requests of pages of other origins in all routes, not in the lock API only: 403 `cross_site`, for
+    /// every method but GET, HEAD, OPTIONS and TRACE. Otherwise your own routes rely on the `SameSite` of the cookie.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::LockManager;
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).refuse_cross_site();
+    /// # }
+    /// ```
+    pub fn refuse_cross_site(mut self) -> Self {
+        Rc::make_mut(&mut self.settings.same_site).is_for_all_routes = true;
+        self
+    }
+
+    /// Renders the errors of the wrap itself, for example as a page that keeps the text of a posted form. These are: the
+    /// session has ended before its lock could be kept, the session store does not answer, and `cross_site`. Where
+    /// `render` returns `None`, and by default, the answer is `application/problem+json`. The errors of the extractors
+    /// are for your handlers, or for a middleware inside.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockManager, web::Problem};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # use actix_web::{HttpResponse, ResponseError, dev::RequestHead, http::header::ACCEPT};
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).render_errors(|request: &RequestHead, problem: &Problem| {
+    ///     let accepts = request.headers().get(ACCEPT)?.to_str().ok()?;
+    ///     accepts.contains("text/html").then(|| {
+    ///         HttpResponse::build(problem.status_code()).body(format!("Go back, and try again: {}", problem.text()))
+    ///     })
+    /// });
+    /// # }
+    /// ```
+    pub fn render_errors(
+        mut self,
+        render: impl Fn(&RequestHead, &Problem) -> Option<HttpResponse> + 'static,
+    ) -> Self {
+        self.settings.render = Some(Rc::new(render));
+        self
+    }
+
     /// Keeps a fresh lock even if the answer of its request is an error (4xx, 5xx). Default: the lock is
     /// given back, because the client does not know that it holds the lock.
     pub fn keep_fresh_locks_on_error(mut self) -> Self {
@@ -284,14 +341,11 @@ where
     forward_ready!(service);
 
     fn call(&self, req: ServiceRequest) -> Self::Future {
-        let locks = match RequestLocks::begin_request(&req, &self.manager, &self.settings) {
+        let rendered = rendered(&req, &self.settings);
+        let locks = match self.begin(&req) {
             Ok(locks) => locks,
-            Err(error) => return Box::pin(async { Err(error.into()) }),
+            Err(error) => return Box::pin(async { Err(rendered(error)) }),
         };
-        if let Some(whose) = &self.whose {
-            let (aid, actor) = whose(&req).unzip();
-            locks.belongs_to(Whose::Client(actor), aid);
-        }
         let served = Served {
             manager: Rc::clone(&self.manager),
             method: req.method().clone(),
@@ -302,17 +356,50 @@ where
         let call = self.service.call(req);
         let answer = async move {
             match call.await {
-                Ok(mut response) => {
-                    locks.session_saved(response.response_mut()).await?;
-                    Ok(response)
-                }
+                Ok(mut response) => match locks.session_saved(response.response_mut()).await {
+                    Ok(()) => Ok(response),
+                    Err(error) => Err(rendered(error.into())),
+                },
                 Err(error) => {
                     locks.session_not_saved().await;
-                    Err(locks.explained(error))
+                    Err(rendered(locks.explained(error)))
                 }
             }
         };
         Box::pin(SERVED.scope(RefCell::new(served), answer))
+    }
+}
+
+impl<S> LockingMiddleware<S> {
+    /// Puts the locks into the request.
+    fn begin(&self, req: &ServiceRequest) -> Result<Rc<RequestLocks>, Error> {
+        let rules = &self.settings.same_site;
+        if rules.is_for_all_routes && !req.method().is_safe() {
+            rules.check(req.head(), &req.connection_info(), req.app_config().secure())?;
+        }
+        let locks = RequestLocks::begin_request(req, &self.manager, &self.settings)?;
+        if let Some(whose) = &self.whose {
+            let (aid, actor) = whose(req).unzip();
+            locks.belongs_to(Whose::Client(actor), aid);
+        }
+        Ok(locks)
+    }
+}
+
+/// Renders an error of this request as the application wants it.
+fn rendered(req: &ServiceRequest, settings: &Settings) -> impl FnOnce(Error) -> Error + use<> {
+    let render = settings.render.clone().map(|render| (render, req.head().clone()));
+    move |error| {
+        let Some((render, head)) = render else { return error };
+        let of_lock = error.as_error::<LockError>().map(Problem::from);
+        let problem = of_lock.as_ref().or_else(|| error.as_error());
+        match problem.and_then(|problem| render(&head, problem)) {
+            Some(response) => {
+                error.as_error().inspect(|it| log_fault(it));
+                InternalError::from_response(error, response).into()
+            }
+            None => error,
+        }
     }
 }
 

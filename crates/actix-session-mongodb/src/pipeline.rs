@@ -33,13 +33,6 @@ pub(crate) fn live(field: &str, value: impl Into<Bson>) -> Document {
     }
 }
 
-/// A session that can be loaded and whose remaining time is not between `least` and `most`.
-pub(crate) fn live_for_other_than(key: Bson, least: Duration, most: Duration) -> Document {
-    let less = doc! { "$expr": { "$lte": ["$expires", in_future(least)] } };
-    let more = doc! { "$expr": { "$gt": ["$expires", in_future(most)] } };
-    doc! { "$and": [live("_id", key), { "$or": [less, more] }] }
-}
-
 /// A session that can be loaded, with this id if one is given; or a session that `call` has ended.
 pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Document {
     let by_call = doc! { "_id": { "$eq": key.clone() }, "by": call.to_string() };
@@ -80,18 +73,18 @@ pub(crate) fn update(change: &Change, ttl: Duration) -> Vec<Document> {
         }
     }
     let mut stages = vec![doc! { "$set": set }];
-    stages.extend(extend(ttl));
+    stages.extend(extend(ttl, ttl));
     stages
 }
 
-/// The sliding time-out, up to the absolute one.
-pub(crate) fn extend(ttl: Duration) -> Vec<Document> {
+/// The sliding time-out, up to the absolute one. Changes nothing while at least `least` is left, and at most `ttl`.
+pub(crate) fn extend(least: Duration, ttl: Duration) -> Vec<Document> {
     let slid = in_future(ttl);
-    let capped = doc! { "$min": [slid.clone(), "$until"] };
-    vec![
-        doc! { "$set": { "expires": { "$cond": [has_until(), capped, slid] } } },
-        doc! { "$set": { "due": "$expires" } },
-    ]
+    let is_due = doc! { "$lte": ["$expires", in_future(least)] };
+    let is_too_late = doc! { "$gt": ["$expires", slid.clone()] };
+    let capped = doc! { "$cond": [has_until(), { "$min": [slid.clone(), "$until"] }, slid] };
+    let expires = doc! { "$cond": [{ "$or": [is_due, is_too_late] }, capped, "$expires"] };
+    vec![doc! { "$set": { "expires": expires } }, doc! { "$set": { "due": "$expires" } }]
 }
 
 /// The session can no longer be loaded. Its end is due after `grace`. `by` recognises the call that has ended it.

@@ -147,11 +147,14 @@ impl Records {
         Ok(if exists { Updated::Ended } else { Updated::Unknown })
     }
 
+    /// updateOne returns: 1 → live; 0 → ended or never there.
+    ///
     /// Not every request writes: only if a twentieth of the time has passed, or if more than `ttl` is
     /// left because the ttl is now shorter than before.
-    pub(crate) async fn extend(&self, key: &str, ttl: Duration) -> Result<()> {
-        let other = pipeline::live_for_other_than(hashed(key), ttl - ttl / 20, ttl);
-        self.collection.update_one(other, pipeline::extend(ttl)).await.map(drop)
+    pub(crate) async fn extend(&self, key: &str, ttl: Duration) -> Result<bool> {
+        let live = pipeline::live("_id", hashed(key));
+        let extend = pipeline::extend(ttl - ttl / 20, ttl);
+        Ok(self.collection.update_one(live, extend).await?.matched_count > 0)
     }
 
     /// Makes the end of the session due after `grace`, unless a session with the same id exists by

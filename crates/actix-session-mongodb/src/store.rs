@@ -219,7 +219,10 @@ impl SessionStore for MongoSessionStore {
         let extended = self.run("extending a web session", args, |records, (key, ttl)| {
             Box::pin(records.extend(key, *ttl))
         });
-        extended.await.map_err(failed)
+        if !extended.await.map_err(failed)? {
+            request(|it| it.has_ended = true);
+        }
+        Ok(())
     }
 
     async fn delete(&self, key: &SessionKey) -> Result<(), anyhow::Error> {

@@ -29,8 +29,10 @@ pub(crate) struct Request {
     pub(crate) loaded: Option<(String, State)>,
     /// The rest of the absolute time-out when the session gave up its key.
     pub(crate) absolute_left: Option<Duration>,
-    /// True if the session had ended before it could be saved.
+    /// True if the session had ended before it could be saved or extended.
     pub(crate) has_ended: bool,
+    /// The number of cookies in the answer that the session middleware gets.
+    cookies: usize,
     /// Why the session middleware has failed.
     pub(crate) failed: Option<crate::Error>,
 }
@@ -70,7 +72,16 @@ where
     type Future = LocalBoxFuture<'static, Result<Self::Transform, ()>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let session = self.0.new_transform(service);
+        let inside = apply_fn(service, |req, service: &S| {
+            let call = service.call(req);
+            async move {
+                let response = call.await?;
+                let cookies = response.headers().get_all(SET_COOKIE).count();
+                request(|it| it.cookies = cookies);
+                Ok(response)
+            }
+        });
+        let session = self.0.new_transform(inside);
         Box::pin(async {
             let whole = apply_fn(session.await?, |req, session| {
                 REQUEST.scope(RefCell::default(), answer(session.call(req)))
@@ -85,13 +96,12 @@ async fn answer<B>(
 ) -> Result<ServiceResponse<B>, Error> {
     match session.await {
         Ok(mut response) => {
-            if request(|it| it.has_ended) == Some(true) {
+            if let Some(cookies) = request(|it| it.has_ended.then_some(it.cookies)).flatten() {
                 // The browser may already have another key, and should not get the dead one again. The session
                 // middleware adds its cookie last.
                 let headers = response.headers_mut();
-                let mut cookies: Vec<_> = headers.remove(SET_COOKIE).collect();
-                cookies.pop();
-                cookies.into_iter().for_each(|cookie| headers.append(SET_COOKIE, cookie));
+                let all: Vec<_> = headers.remove(SET_COOKIE).collect();
+                all.into_iter().take(cookies).for_each(|it| headers.append(SET_COOKIE, it));
             }
             Ok(response)
         }

@@ -68,7 +68,9 @@ pub(super) async fn acquire(
     let how = Ask { mode, any_tab: true, ..Ask::exclusive(Wait::no()) };
     let take = async |key: LockKey| {
         if !allowed.contains(&key) {
-            return Err((key.clone(), LockError::NotFound { key }));
+            let refusal = LockError::NotFound { key: key.clone() };
+            let given_back = locks.give_back_refused(&refusal).await;
+            return Err((key, given_back.err().unwrap_or(refusal)));
         }
         take(locks, &key, how).await.map_err(|e| (key, e))
     };

@@ -51,7 +51,7 @@ pub(super) async fn renew(
     let until = locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
     locks.manager.parts.collections.learn(named, until).await;
-    let held = locks.list(until).await?;
+    let held = locks.still_allowed(locks.list(until).await?).await;
     let tokens: HashMap<String, Option<LockToken>> =
         held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
     let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));

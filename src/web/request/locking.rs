@@ -25,12 +25,6 @@ use crate::{
     },
 };
 
-/// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
-///
-/// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
-/// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
-const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
-
 /// After a wait of this length the access policy is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -167,7 +161,8 @@ impl RequestLocks {
     /// # Errors
     /// The refusals of the policy: the answer for a missing document, or 401.
     pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<()> {
-        if self.has_policy() { self.permissions().check_all(keys).await } else { Ok(()) }
+        let refusals = if self.has_policy() { self.may_lock_each(keys).await? } else { Vec::new() };
+        refusals.into_iter().flatten().next().map_or(Ok(()), Err)
     }
 
     /// True if a policy decides about locks in the routes of the application.
@@ -183,7 +178,49 @@ impl RequestLocks {
         if self.settings.extractors_do_not_ask {
             return Ok(keys.iter().map(|_| None).collect());
         }
-        self.permissions().check_each(keys).await
+        let refusals = self.permissions().check_each(keys).await?;
+        for refusal in refusals.iter().flatten() {
+            self.give_back_refused(refusal).await?;
+        }
+        Ok(refusals)
+    }
+
+    /// Releases the lock on a document that this person may not, or no longer, have: whichever tab holds it.
+    pub(in crate::web) async fn give_back_refused(&self, refusal: &LockError) -> Result<()> {
+        if let LockError::NotFound { key } = refusal
+            && let Some(lock) = self.own(key, self.begin()).await?
+        {
+            self.release(&Mine::new(lock)?, self.begin()).await?;
+        }
+        Ok(())
+    }
+
+    /// The ones of these locks of the session that its person may still have; the others are given back. The policy is
+    /// asked at most once a minute.
+    pub(in crate::web) async fn still_allowed(&self, mut held: Vec<Lock>) -> Vec<Lock> {
+        let Some(aid) = self.aid().filter(|_| self.has_policy() && !held.is_empty()) else {
+            return held;
+        };
+        if !self.manager.parts.granting.is_to_be_asked(&aid) {
+            return held;
+        }
+        let keys: Vec<_> = held.iter().map(|lock| lock.key.clone()).collect();
+        // The log tells of a policy that fails. Its locks stay, and it is asked again.
+        if let Ok(refusals) = self.may_lock_each(&keys).await {
+            let is_refused =
+                |it: &Option<LockError>| matches!(it, Some(LockError::NotFound { .. }));
+            let mut refused = refusals.iter().map(is_refused);
+            held.retain(|_| !refused.next().unwrap_or_default());
+        }
+        held
+    }
+
+    /// The lock of this session on the document. Reads the locks of this session only, so that the time tells nothing
+    /// about the locks of others.
+    async fn own(&self, key: &LockKey, until: Instant) -> Result<Option<Lock>> {
+        let Some(aid) = self.aid() else { return Ok(None) };
+        let own = self.manager.parts.reads.list_in(key.collection(), &aid, until).await?;
+        Ok(own.into_iter().find(|lock| lock.key == *key))
     }
 
     /// The person for whom the limits for each person count this request.
@@ -331,7 +368,7 @@ impl RequestLocks {
                         fresh.forget();
                     }
                     // A token that was logged out stays so.
-                    if ago <= LOGOUT_IS_NEWS_FOR || self.is_client() {
+                    if ago <= self.news_for() || self.is_client() {
                         return Err(LockError::SessionEnded { ago });
                     }
                     aid = self.replace_aid(&aid);
@@ -374,8 +411,7 @@ impl RequestLocks {
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
-            let acquired =
-                manager.parts.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
+            let acquired = self.acquire_or_wait(&wanted, wait).await?;
             // A new deadline, but not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
@@ -418,6 +454,25 @@ impl RequestLocks {
         }
     }
 
+    /// A wait ends with its session, on whatever server the session has ended.
+    ///
+    /// # Errors
+    /// [`LockError::SessionEnded`] if the session ends during the wait.
+    async fn acquire_or_wait(&self, wanted: &Wanted, wait: Wait) -> Result<Acquired> {
+        let parts = &self.manager.parts;
+        let acquired = parts.acquire_or_wait(wanted, &wanted.aid, wait, &self.scope);
+        if wait == Wait::no() {
+            return acquired.await;
+        }
+        self.has_waited.set(true);
+        let end = parts.end_of(&wanted.aid);
+        tokio::select! {
+            biased;
+            acquired = acquired => acquired,
+            () = end.came() => Err(LockError::SessionEnded { ago: Duration::ZERO }),
+        }
+    }
+
     fn is_own(&self, lock: &Lock) -> bool {
         self.aid.borrow().as_ref() == Some(&lock.aid)
     }
@@ -448,13 +503,10 @@ impl RequestLocks {
         self.manager.parts.may_take_over(&self.actor(), lock)
     }
 
-    /// Releases the lock of this tab, whatever its token. Reads the locks of this session only, so that the time
-    /// tells nothing about the locks of others.
+    /// Releases the lock of this tab, whatever its token.
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
-        let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
-        let own = self.manager.parts.reads.list_in(key.collection(), &aid, until).await?;
-        match own.into_iter().find(|lock| lock.key == *key) {
+        match self.own(key, until).await? {
             None => Ok(Released::AlreadyGone),
             Some(lock) if self.is_of_another_tab(&lock) => {
                 Err(LockError::StaleToken { key: key.clone() })
@@ -575,7 +627,7 @@ impl RequestLocks {
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(|lock| is_among(offered, lock));
                 let lost = match self.manager.parts.sessions.refuse_ended(&aid, until).await {
-                    Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
+                    Err(LockError::SessionEnded { ago }) if ago > self.news_for() => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),
                 };

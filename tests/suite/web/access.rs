@@ -10,7 +10,10 @@ use super::{
     events::{Stream, open},
     *,
 };
-use crate::rig::app::eventually;
+use crate::rig::{
+    app::eventually,
+    log::{log_lines, logged},
+};
 
 /// Two tenants in one application: the documents of each begin with its first letter. The `asked` are the
 /// documents that the policy was asked for.
@@ -140,9 +143,165 @@ async fn who_may_look_may_not_always_lock_and_who_may_no_longer_lock_may_release
     assert!(token(alice.post("/locks/heartbeat").await).is_null());
     assert!(alice.get("/locks").await.json()[0]["token"].is_null());
     assert_eq!(alice.get("/locks/note/a").await.json()["state"], "mine");
-    alice.post("/locks/note/a").await.problem(404);
     assert_eq!(alice.delete("/locks/note/a").await.status, 204);
     assert_eq!(alice.get("/locks/note/a").await.json()["state"], "free");
+}
+
+/// A policy that a test changes: the documents that nobody may have, and how often it was asked.
+async fn changing(
+    locks: &LockManager,
+) -> (
+    impl Service<Request, Response = ServiceResponse, Error = Error>,
+    Rc<RefCell<Vec<&'static str>>>,
+    Rc<RefCell<usize>>,
+) {
+    let (forbidden, asked) = (Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(0)));
+    let (forbids, asks) = (Rc::clone(&forbidden), Rc::clone(&asked));
+    let app = serve_with(locks, move |session| {
+        session.access_policy_for_many(async move |_: Option<Actor>, keys: Vec<LockKey>, _| {
+            *asks.borrow_mut() += 1;
+            let may = |key: &LockKey| !forbids.borrow().contains(&key.id().to_string().as_str());
+            keys.iter().map(may).collect::<Vec<_>>()
+        })
+    });
+    (app.await, forbidden, asked)
+}
+
+#[actix_web::test]
+async fn a_document_that_a_person_may_no_longer_have_is_given_back_by_every_refusal() {
+    let (locks, _) = embedded().await;
+    let (app, forbidden, _) = changing(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for (what, mode) in [
+        ("save", Method::PUT),
+        ("edit", Method::POST),
+        ("read", Method::POST),
+        ("both", Method::POST),
+        ("lock", Method::POST),
+        ("many", Method::POST),
+    ] {
+        forbidden.borrow_mut().clear();
+        // Whichever tab has taken it.
+        assert_eq!(alice.acquire_in(ONE).await.status, 201, "{what}");
+        assert_eq!(alice.post("/locks/note/b").await.status, 201, "{what}");
+        forbidden.borrow_mut().push("a");
+        let uri = match what {
+            "read" => "/note/a/read",
+            "both" => "/both",
+            "lock" => "/locks/note/a",
+            "many" => "/locks",
+            _ => "/note/a",
+        };
+        let body = match what {
+            "lock" | "both" | "read" => json!({}),
+            "many" => json!({ "keys": ["note/a"] }),
+            _ => json!({ "text": "new" }),
+        };
+        let request = alice.request(mode, uri).insert_header(("doclock-tab", TWO)).set_json(body);
+        let answer = alice.send(request).await;
+        assert_eq!(
+            answer.status,
+            if what == "many" { 200 } else { 404 },
+            "{what}: {}",
+            answer.text()
+        );
+        let left: Vec<_> =
+            locks.list().await.unwrap().iter().map(|it| it.key.to_string()).collect();
+        assert_eq!(left, ["note/b"], "{what}: the other lock stays");
+        alice.delete("/locks/note/b").await;
+    }
+}
+
+/// The page of a person who was removed goes on sending heartbeats.
+#[actix_web::test]
+async fn heartbeats_ask_once_a_minute_whether_the_person_may_keep_all_locks() {
+    tokio::time::pause();
+    let (locks, _) = embedded().await;
+    let (app, forbidden, asked) = changing(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let [a, b] = ["a", "b"].map(|id| format!("/locks/note/{id}"));
+    let (a, b) = (alice.post(&a).await.json(), alice.post(&b).await.json());
+    let beat = json!({ "locks": { "note/a": a["token"], "note/b": b["token"] } });
+    *asked.borrow_mut() = 0;
+    let mut lost_after = None;
+    for beats in 1..=12 {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        let answer = alice.post_json("/locks/heartbeat", beat.clone()).await.json();
+        assert_eq!(*asked.borrow(), beats / 4, "one call for all locks");
+        if beats == 4 {
+            assert_eq!(answer["lost"], json!([]));
+            forbidden.borrow_mut().push("a");
+        } else if lost_after.is_none() && answer["lost"] != json!([]) {
+            assert_eq!(answer["lost"][0]["key"], "note/a");
+            assert_eq!(answer["held"][0]["key"], "note/b");
+            lost_after = Some(beats);
+        }
+    }
+    assert_eq!(lost_after, Some(8));
+    let left: Vec<_> = locks.list().await.unwrap().iter().map(|it| it.key.to_string()).collect();
+    assert_eq!(left, ["note/b"]);
+}
+
+#[actix_web::test]
+async fn a_policy_that_cannot_tell_is_an_outage_and_takes_no_lock_away() {
+    tokio::time::pause();
+    let _ = log_lines();
+    let (locks, _) = embedded_with(|it| it.deadline(Duration::from_millis(700))).await;
+    let how = Rc::new(RefCell::new("works"));
+    let [one, many] = [Rc::clone(&how), Rc::clone(&how)];
+    let answers = async |how: Rc<RefCell<&'static str>>| {
+        let how = *how.borrow();
+        match how {
+            "fails" => Err("the database of the teams\nis away"),
+            "hangs" => std::future::pending().await,
+            _ => Ok(true),
+        }
+    };
+    let for_one = serve_with(&locks, |session| {
+        session
+            .access_policy(async move |_: Option<Actor>, _: LockKey, _| answers(one.clone()).await)
+    });
+    let for_many = serve_with(&locks, |session| {
+        session.access_policy_for_many(async move |_: Option<Actor>, keys: Vec<LockKey>, _| {
+            answers(many.clone()).await.map(|may| vec![may; keys.len()])
+        })
+    });
+    let (for_one, for_many) = (for_one.await, for_many.await);
+    let alice = Browser::logged_in(&for_one, "alice").await;
+    let at_many = alice.at(&for_many);
+    let token = alice.post("/locks/note/a").await.json()["token"].clone();
+    let beat = json!({ "locks": { "note/a": token } });
+    for does in ["fails", "hangs"] {
+        *how.borrow_mut() = does;
+        for alice in [&alice.copy().at(&for_one), &alice.copy()] {
+            alice.put("/note/a", "new").await.problem(503);
+        }
+        for answer in [
+            at_many.put("/note/a", "new").await,
+            at_many.post("/note/b").await,
+            at_many.post("/locks/note/a").await,
+            at_many.post_json("/locks/status", json!({ "keys": ["note/a"] })).await,
+            alice.post("/note/b/read").await,
+            alice.get("/locks/note/a").await,
+            alice.post("/both").await,
+        ] {
+            assert_eq!(answer.problem(503)["code"], "store_unavailable", "{does}");
+            assert!(!answer.text().contains("teams"), "the text is for the log");
+        }
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            let kept = alice.post_json("/locks/heartbeat", beat.clone()).await.json();
+            assert_eq!(
+                (kept["held"].as_array().unwrap().len(), &kept["lost"]),
+                (1, &json!([])),
+                "{does}"
+            );
+        }
+    }
+    assert!(logged("has failed: the database of the teams\\nis away"));
+    assert!(logged("did not answer within 700ms"), "the deadline of the manager");
+    *how.borrow_mut() = "works";
+    assert_eq!(alice.put("/note/a", "new").await.status, 200);
 }
 
 /// A stranger must not even take a free lock before the handler finds out.

@@ -63,7 +63,7 @@ async fn files_for_browsers_are_sent_again_only_after_a_change() {
         assert_eq!(first.status, 200);
         assert_eq!(first.header("content-type"), Some(content_type));
         assert_eq!(first.header("x-content-type-options"), Some("nosniff"));
-        assert_eq!(first.header("cache-control"), Some("no-cache"));
+        assert_eq!(first.header("cache-control"), Some("private, no-cache"));
         assert!(first.text().contains("DocLock"));
         let tag = first.header("etag").unwrap();
         let again = anybody.request(Method::GET, uri).insert_header(("if-none-match", tag));

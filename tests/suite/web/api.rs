@@ -160,6 +160,70 @@ async fn a_page_of_another_site_changes_nothing() {
 }
 
 #[actix_web::test]
+async fn a_page_of_http_changes_nothing_on_https_of_the_same_host() {
+    let (locks, _) = embedded().await;
+    let forwarded = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
+    for proxy in [&forwarded[..], &[]] {
+        let app = serve_with(
+            &locks,
+            |session| {
+                if proxy.is_empty() { session.https_only() } else { session }
+            },
+        )
+        .await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let ask = async |page: &'static [(&'static str, &'static str)]| {
+            let mut request = alice.request(Method::POST, "/locks/note/a");
+            for header in [("host", "shop.example")].iter().chain(proxy).chain(page) {
+                request = request.insert_header(*header);
+            }
+            alice.send(request).await
+        };
+        for page in [
+            &[("origin", "http://shop.example")][..],
+            &[("origin", "http://shop.example"), ("sec-fetch-site", "cross-site")],
+            &[("origin", "https://shop.example"), ("sec-fetch-site", "cross-site")],
+            &[("origin", "ftp://shop.example")],
+            &[("origin", "moz-extension://shop.example")],
+            &[("origin", "https://shop.example:8443")],
+        ] {
+            assert_eq!(ask(page).await.problem(403)["code"], "cross_site", "{page:?}");
+        }
+        assert_eq!(ask(&[("origin", "https://shop.example")]).await.status, 201);
+        assert_eq!(alice.delete("/locks/note/a").await.status, 204);
+    }
+}
+
+#[actix_web::test]
+async fn an_own_route_checks_the_origin_too_if_the_application_wants_it() {
+    let (locks, store) = embedded().await;
+    let app = serve_with(&locks, |session| session.refuse_cross_site()).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    let from = |method, uri: &str, origin: &'static str| {
+        let body = json!({ "text": "new" });
+        alice.request(method, uri).insert_header(("origin", origin)).set_json(body)
+    };
+    for (method, uri) in [
+        (Method::PUT, "/note/a"),
+        (Method::POST, "/purge"),
+        (Method::POST, "/note/b"),
+        (Method::DELETE, "/locks/note/a"),
+        (Method::PATCH, "/nowhere"),
+    ] {
+        let refused = alice.send(from(method, uri, "https://evil.example")).await;
+        assert_eq!(refused.problem(403)["code"], "cross_site", "{uri}");
+    }
+    assert_eq!(text_of(&store, "a"), "old");
+    assert_eq!(alice.send(from(Method::GET, "/plain", "https://evil.example")).await.status, 200);
+    assert_eq!(
+        alice.send(from(Method::OPTIONS, "/plain", "https://evil.example")).await.status,
+        404
+    );
+    assert_eq!(alice.send(from(Method::PUT, "/note/a", "http://localhost:8080")).await.status, 200);
+}
+
+#[actix_web::test]
 async fn a_page_of_a_sister_host_or_another_port_changes_nothing_unless_it_is_trusted() {
     let (locks, _) = embedded().await;
     let app =

@@ -452,3 +452,32 @@ async fn a_document_of_a_similar_id_is_a_fault_that_the_log_explains_and_leaves_
     assert_eq!(holder_of(&locks, "home").await, None);
     assert_eq!(alice.put("/note/Home", "new").await.status, 200);
 }
+
+/// A form of a page without scripts keeps its text.
+#[actix_web::test]
+async fn the_application_renders_the_errors_of_the_wrap_itself() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| {
+        session.refuse_cross_site().render_errors(|request, problem| {
+            let accepts = request.headers().get("accept")?.to_str().ok()?;
+            accepts.contains("text/html").then(|| {
+                let code = problem.member("code").and_then(Value::as_str).unwrap_or_default();
+                let page = format!("<p>{} {code}: {}", request.uri, problem.text());
+                HttpResponse::Forbidden().content_type("text/html").body(page)
+            })
+        })
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let post = |accept: &'static str| {
+        let request = alice.request(Method::POST, "/note/a").insert_header(("accept", accept));
+        alice.send(request.insert_header(("origin", "https://evil.example")))
+    };
+    let page = post("text/html,*/*").await;
+    assert_eq!(
+        (page.status, page.header("content-type")),
+        (StatusCode::FORBIDDEN, Some("text/html"))
+    );
+    assert!(page.text().starts_with("<p>/note/a cross_site: only pages"), "{}", page.text());
+    post("application/json").await.problem(403);
+}

@@ -4,12 +4,20 @@ use std::{cell::Cell, rc::Rc};
 
 use actix_doclock::{Aid, EndReason};
 use actix_identity::IdentityMiddleware;
-use actix_session::storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError};
+use actix_session::{
+    config::{PersistentSession, TtlExtensionPolicy},
+    storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError},
+};
 use actix_session_mongodb::MongoSessionStore;
 use actix_web::cookie::CookieJar;
 use mongodb::{
     Database,
     bson::{Document, doc},
+};
+use serde_json::json;
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
 };
 
 use super::{heard::Heard, identity::serve_with_identity, *};
@@ -124,6 +132,66 @@ async fn listening() -> (LockManager, MemoryStore, Heard) {
     (locks, store, heard)
 }
 
+/// Longer than any test should take, and shorter than the waits in them.
+const SOON: Duration = Duration::from_secs(60);
+
+/// An application in which each request extends its session, and some requests take long.
+struct Extending<S> {
+    app: S,
+    /// Lets a slow request go on.
+    goes_on: web::Data<Notify>,
+}
+
+async fn serve_extending<K: SessionStore + 'static>(
+    locks: &LockManager,
+    store: K,
+) -> Extending<impl Service<Request, Response = ServiceResponse, Error = Error>> {
+    let lifecycle = PersistentSession::default()
+        .session_ttl_extension_policy(TtlExtensionPolicy::OnEveryRequest);
+    let session = SessionMiddleware::builder(store, Key::from(&[7; 64]))
+        .cookie_secure(false)
+        .session_lifecycle(lifecycle)
+        .build();
+    let session = locks.session(SessionWrap(session)).identify(person).longest_wait(SOON * 10);
+    // Slow enough that its answer could follow that of a later logout.
+    async fn wait(goes_on: &Notify) {
+        sleep(Duration::from_millis(300)).await;
+        goes_on.notified().await;
+    }
+    async fn slow(goes_on: web::Data<Notify>) -> impl Responder {
+        wait(&goes_on).await;
+        HttpResponse::Ok().cookie(Cookie::new("own", "1")).finish()
+    }
+    async fn edit_slowly(
+        goes_on: web::Data<Notify>,
+        locks: SessionLocks,
+        when: web::Path<String>,
+    ) -> Result<impl Responder, LockError> {
+        if *when == "before" {
+            locks.lock::<Note>("a".to_owned()).await?;
+        }
+        wait(&goes_on).await;
+        if *when == "after" {
+            locks.lock::<Note>("a".to_owned()).await?;
+        }
+        Ok(HttpResponse::Ok())
+    }
+    let goes_on = web::Data::new(Notify::new());
+    let app = App::new()
+        .wrap(session)
+        .app_data(goes_on.clone())
+        .configure(routes)
+        .route("/slow", web::get().to(slow))
+        .route("/slow/edit/{when}", web::post().to(edit_slowly));
+    Extending { app: test::init_service(app).await, goes_on }
+}
+
+/// The names of the cookies in an answer.
+fn cookies_in(answer: &Answer) -> Vec<String> {
+    let cookies = answer.headers.get_all("set-cookie");
+    cookies.map(|it| it.to_str().unwrap().split('=').next().unwrap().to_owned()).collect()
+}
+
 /// One test of each scenario for each session store.
 macro_rules! on_every_session_store {
     ($(async fn $scenario:ident<$k:ident>($sessions:ident: $type:ty) $body:block)*) => {
@@ -171,6 +239,114 @@ on_every_session_store! {
             // The browser goes on with the rest of its session.
             assert_eq!(alice.post("/note/a").await.status, 200);
             alice.post("/purge").await;
+        }
+    }
+
+    async fn a_wait_ends_with_its_session_and_brings_nothing_back<K>(sessions: K) {
+        let (locks, store) = embedded().await;
+        let other_server = LockManager::builder(store.clone()).build().await.unwrap();
+        other_server.register::<Note>().await.unwrap();
+        let here = serve_extending(&locks, sessions.store(&locks).await).await;
+        let there = serve_extending(&other_server, sessions.store(&other_server).await).await;
+        let _held = locks.job("a job").acquire(&key("a"), Wait::no()).await.unwrap();
+        for (end, is_elsewhere) in [("/purge", false), ("/switch/bob", false), ("/clear", true), ("/switch/bob", true)] {
+            let alice = Browser::logged_in(&here.app, "alice").await;
+            let waiting = alice.copy();
+            let waits = waiting.post_json("/locks/note/a", json!({ "wait_ms": 600_000 }));
+            let ends = async {
+                sleep(Duration::from_millis(300)).await;
+                if is_elsewhere { alice.at(&there.app).post(end).await } else { alice.post(end).await }
+            };
+            let waited = timeout(SOON, async { tokio::join!(waits, ends).0 }).await.unwrap();
+            assert_eq!(waited.problem(401)["code"], "session_ended", "{end}");
+            assert_eq!(cookies_in(&waited), [""; 0], "{end}");
+        }
+    }
+
+    async fn a_slow_answer_does_not_undo_a_logout<K>(sessions: K) {
+        let (locks, _) = embedded().await;
+        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let slow = alice.copy();
+        let (extended, ()) = tokio::join!(slow.get("/slow"), async { goes_on.notify_one() });
+        assert_eq!(cookies_in(&extended), ["own", "id"], "otherwise it extends its session");
+        for end in ["/purge", "/switch/bob"] {
+            let alice = Browser::logged_in(&app, "alice").await;
+            let slow = alice.copy();
+            let ends = async {
+                alice.post(end).await;
+                goes_on.notify_one();
+            };
+            let (answer, ()) = tokio::join!(slow.get("/slow"), ends);
+            assert_eq!(cookies_in(&answer), ["own"], "{end}");
+        }
+    }
+
+    async fn a_slow_request_keeps_no_lock_for_a_session_that_has_ended_meanwhile<K>(sessions: K) {
+        let (locks, store) = embedded().await;
+        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        for when in ["before", "after"] {
+            let alice = Browser::logged_in(&app, "alice").await;
+            let slow = alice.copy();
+            let ends = async {
+                // The request began more than a minute before its end, and its session has ended since.
+                sleep(Duration::from_millis(300)).await;
+                alice.post("/purge").await;
+                store.advance(Duration::from_millis(60_200));
+                goes_on.notify_one();
+            };
+            let uri = format!("/slow/edit/{when}");
+            let (answer, ()) = tokio::join!(slow.post(&uri), ends);
+            if when == "after" {
+                assert_eq!(answer.problem(401)["code"], "session_ended");
+            }
+            assert_eq!(cookies_in(&answer), [""; 0], "{when}");
+            assert!(locks.list().await.unwrap().is_empty(), "{when}");
+        }
+    }
+
+    async fn a_wait_that_ends_in_vain_extends_no_session<K>(sessions: K) {
+        let (locks, _) = embedded().await;
+        let Extending { app, .. } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let held = locks.job("a job").acquire(&key("a"), Wait::no()).await.unwrap();
+        let refused = alice.post_json("/locks/note/a", json!({ "wait_ms": 400 })).await;
+        refused.problem(423);
+        assert_eq!(cookies_in(&refused), [""; 0], "another tab may have changed the session meanwhile");
+        assert_eq!(cookies_in(&alice.post("/locks/note/a").await), ["id"], "the next request extends it");
+        drop(held);
+    }
+
+    async fn a_cookie_may_be_bound_to_its_host<K>(sessions: K) {
+        let (locks, _) = embedded().await;
+        let store = sessions.store(&locks).await;
+        let session = SessionMiddleware::builder(store, Key::from(&[7; 64])).cookie_name("__Host-id".to_owned());
+        let session = locks.session(SessionWrap(session.build())).identify(person);
+        let app = test::init_service(App::new().wrap(session).configure(routes)).await;
+        let alice = Browser::new(&app);
+        for (uri, has_cookie) in [("/login/alice", true), ("/renew", true), ("/note/a", false), ("/purge", true)] {
+            let answer = alice.post(uri).await;
+            assert!(answer.status.is_success(), "{uri}");
+            // Otherwise browsers ignore a cookie of such a name.
+            let cookie = answer.header("set-cookie").map(str::to_owned);
+            let is_bound = |it: &String| {
+                it.starts_with("__Host-id=") && it.contains("; Secure") && it.contains("; Path=/") && !it.contains("Domain")
+            };
+            assert_eq!(cookie.as_ref().map(is_bound), has_cookie.then_some(true), "{uri}: {cookie:?}");
+        }
+        assert!(!alice.has_cookie() && locks.list().await.unwrap().is_empty());
+    }
+
+    async fn a_file_carries_no_cookie<K>(sessions: K) {
+        let (locks, _) = embedded().await;
+        let Extending { app, .. } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        assert_eq!(cookies_in(&alice.get("/locks").await), ["id"]);
+        for file in ["client.js", "client.d.ts"] {
+            let answer = alice.get(&format!("/locks/{file}")).await;
+            assert_eq!(answer.status, 200);
+            assert_eq!(cookies_in(&answer), [""; 0]);
+            assert_eq!(answer.header("cache-control"), Some("private, no-cache"));
         }
     }
 

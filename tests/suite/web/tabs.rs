@@ -24,7 +24,7 @@ where
         self.send(request.set_json(body)).await
     }
 
-    async fn acquire_in(&self, tab: &str) -> Answer {
+    pub(super) async fn acquire_in(&self, tab: &str) -> Answer {
         self.in_tab(tab, Method::POST, "/locks/note/a", json!({})).await
     }
 

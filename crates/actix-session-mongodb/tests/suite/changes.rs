@@ -1,6 +1,65 @@
 //! Concurrent requests of one session.
 
+use actix_session::config::{
+    BrowserSession, PersistentSession, SessionLifecycle, TtlExtensionPolicy,
+};
+
 use super::*;
+
+/// An application in which each request extends its session, and one request waits and sends a cookie of its own.
+async fn extending(
+    server: &Server,
+    lifecycle: impl Into<SessionLifecycle>,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    async fn own(pause: web::Data<Pause>) -> impl Responder {
+        pause.here().await;
+        HttpResponse::Ok().cookie(Cookie::new("own", "1")).finish()
+    }
+    let session = SessionMiddleware::builder(server.sessions.clone(), Key::from(&[7; 64]));
+    let session = session.cookie_secure(false).session_lifecycle(lifecycle.into()).build();
+    let app = App::new().wrap(SessionWrap(session)).app_data(server.pause.clone());
+    test::init_service(app.configure(routes).route("/own", web::get().to(own))).await
+}
+
+/// The browser may have another session by then, whose cookie a dead key would overwrite.
+#[actix_web::test]
+async fn an_answer_carries_no_cookie_of_a_session_that_it_could_not_extend() {
+    let server = Server::on(&database().await).await;
+    let every = TtlExtensionPolicy::OnEveryRequest;
+    let app =
+        extending(&server, PersistentSession::default().session_ttl_extension_policy(every)).await;
+    // Its cookie ends with the browser, so an extension sends none.
+    let app_of_browser = extending(
+        &server,
+        BrowserSession::default().state_ttl_extension_policy(TtlExtensionPolicy::OnEveryRequest),
+    )
+    .await;
+    for end in ["nothing", "logout", "renewal", "revocation", "expiry", "removal"] {
+        let [tab, other] = two_tabs(&app, json!({})).await;
+        let ends = async {
+            match end {
+                "logout" => drop(tab.post("/purge").await),
+                "renewal" => drop(tab.post_json("/change", json!({ "renew": true })).await),
+                "revocation" => server.sessions.revoke("1").await.unwrap(),
+                "expiry" => age(&server.database, doc! {}, TWO_DAYS).await,
+                "removal" => drop(records(&server.database).delete_many(doc! {}).await.unwrap()),
+                _ => {}
+            }
+        };
+        let (answer, ()) = server.while_it_waits(other.get("/own"), ends).await;
+        assert_eq!(answer.status, 200, "{end}");
+        let cookies = answer.headers.get_all("set-cookie").count();
+        assert_eq!(cookies, if end == "nothing" { 2 } else { 1 }, "{end}");
+        assert!(answer.header("set-cookie").unwrap().starts_with("own="), "{end}");
+        records(&server.database).delete_many(doc! {}).await.unwrap();
+
+        let [_, other] = two_tabs(&app_of_browser, json!({})).await;
+        let ends = server.sessions.revoke("1");
+        let (answer, _) = server.while_it_waits(other.get("/own"), ends).await;
+        assert_eq!(answer.header("set-cookie"), Some("own=1"));
+        records(&server.database).delete_many(doc! {}).await.unwrap();
+    }
+}
 
 /// Two tabs of one session, which has these entries and an id.
 async fn two_tabs<'a, S>(app: &'a S, mut state: Value) -> [Browser<'a, S>; 2]
