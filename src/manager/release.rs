@@ -214,6 +214,9 @@ impl Granting {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released> {
+        if !self.collections.may_have_locks(held.key.collection(), until).await? {
+            return Ok(Released::AlreadyGone);
+        }
         if let Some(heir) = self.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, calls::FOREGROUND);
             return self.calls.complete("release", until, &TaskTracker::new(), handed).await;
@@ -246,6 +249,9 @@ impl Granting {
         grace: Duration,
         until: Instant,
     ) -> Result<()> {
+        if !self.collections.may_have_locks(held.key.collection(), until).await? {
+            return Ok(());
+        }
         let args = (held.clone(), page, grace);
         let shortened =
             self.calls.run("expire_in", until, args, |store, (it, page, grace), until| {
