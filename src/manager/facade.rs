@@ -337,7 +337,7 @@ impl LockManager {
     /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
     /// document without a title is left out.
     pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
-        self.parts.descriptions_for(None, keys).await
+        self.parts.descriptions_for(None, None, keys).await
     }
 
     /// Freezes a collection, or all of them: until the given end no new locks are granted. Instead of a lock,

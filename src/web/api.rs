@@ -206,7 +206,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine>
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager.parts.reads.exists(key, until).await? {
+        if !found.is_claimed || locks.manager.parts.reads.exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
