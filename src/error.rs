@@ -250,6 +250,12 @@ impl LockError {
         let (Self::Store(error) | Self::OutcomeUnknown(error)) = self else { return false };
         matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown)
     }
+
+    /// True if more was asked than can be done, so that nothing was.
+    #[cfg(feature = "web")]
+    pub(crate) fn is_overload(&self) -> bool {
+        matches!(self, Self::Store(error) if error.kind() == StoreErrorKind::Overloaded)
+    }
 }
 
 /// The error of a store that cannot give an answer.

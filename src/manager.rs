@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
+use crate::actor::Person;
 use crate::manager::{
     calls::Calls, collections::Collections, freezes::Freezes, granting::Granting,
     log_limit::LogLimit, reads::Reads, saves::Saves, sessions::Sessions, watched::Seen,
@@ -31,6 +32,7 @@ mod release;
 mod saves;
 mod sessions;
 mod takeover;
+pub(crate) mod turns;
 mod wait;
 pub(crate) mod watch;
 mod watched;
@@ -46,6 +48,8 @@ pub(crate) use claim::Wanted;
 #[cfg(feature = "web")]
 pub(crate) use claim::{Acquired, Provisional};
 pub use collections::MAX_COLLECTIONS;
+#[cfg(feature = "web")]
+pub(crate) use granting::Looked;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 #[cfg(feature = "metrics")]
@@ -126,6 +130,8 @@ pub(crate) struct Parts {
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,
+    /// Of the requests that name many documents.
+    pub(crate) batches: turns::Turns<Person>,
     served: Arc<watch::ends::Served>,
     pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.

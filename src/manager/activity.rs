@@ -135,6 +135,12 @@ impl Activity {
         session.granted > most.saturating_sub(session.counted) / 4
     }
 
+    /// How many locks the session has, as far as this server knows.
+    pub(super) fn believed(&self, aid: &Aid) -> usize {
+        let sessions = self.sessions.lock();
+        sessions.of.get(aid).map_or(0, |session| session.counted + session.granted)
+    }
+
     /// The session has this many locks, including those from other servers.
     pub(super) fn counted(&self, aid: &Aid, locks: usize) {
         if let Some(session) = self.sessions.lock().of.get_mut(aid) {

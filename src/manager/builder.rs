@@ -153,7 +153,8 @@ impl LockManagerBuilder {
 
     /// How many locks one web session may hold at the same time, in all collections together. Default
     /// 100, from 1 to 1 000 000. One more is refused with
-    /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
+    /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks): before the grant if the limit is reached, and after
+    /// it if several requests ask at once. The older locks stay.
     ///
     /// This prevents a session from locking all documents of a collection. The limit costs nothing for
     /// a session with few locks. The locks are counted, by one query for each collection, only when this server has
@@ -532,6 +533,7 @@ impl LockManagerBuilder {
             events,
             unannounced: Default::default(),
             event_streams: Default::default(),
+            batches: Default::default(),
             served,
             log_limit,
             descriptions: self.describe.map(Descriptions::new),

@@ -115,6 +115,18 @@ impl Acquired {
     }
 }
 
+type GiveBack = dyn FnOnce(Acquisition, Joined) + Send + Sync;
+
+/// What becomes of an unwanted grant that other requests of its session have joined meanwhile: they were told that the
+/// session holds the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    /// The lock stays, for them.
+    Keep,
+    /// The lock goes: what forbids it to one request forbids it to all.
+    Lose,
+}
+
 /// A fresh lock that is given back when this value is dropped, unless it was confirmed before.
 ///
 /// So a request leaves no lock behind, however it ends: a deadline passes, a handler is dropped with its
@@ -123,7 +135,7 @@ pub(crate) struct Provisional {
     pub(crate) lock: Lock,
     pub(crate) token: LockToken,
     /// `None` once the lock is confirmed.
-    give_back: Option<Box<dyn FnOnce(Acquisition) + Send + Sync>>,
+    give_back: Option<Box<GiveBack>>,
 }
 
 impl Provisional {
@@ -131,7 +143,7 @@ impl Provisional {
     pub(super) fn new(
         lock: Lock,
         claim: &Claim,
-        give_back: impl FnOnce(Acquisition) + Send + Sync + 'static,
+        give_back: impl FnOnce(Acquisition, Joined) + Send + Sync + 'static,
     ) -> Self {
         // The lock may carry the token of an earlier attempt.
         let token = lock.token.unwrap_or(claim.token);
@@ -148,14 +160,23 @@ impl Provisional {
     pub(crate) fn forget(mut self) {
         self.give_back = None;
     }
+
+    /// Gives the lock back, also if other requests have joined the grant.
+    pub(super) fn refuse_to_all(mut self) {
+        self.end(Joined::Lose);
+    }
+
+    fn end(&mut self, joined: Joined) {
+        if let Some(give_back) = self.give_back.take() {
+            let Lock { key, aid, mode, .. } = self.lock.clone();
+            give_back(Acquisition { key, aid, token: self.token, mode }, joined);
+        }
+    }
 }
 
 impl Drop for Provisional {
     fn drop(&mut self) {
-        if let Some(give_back) = self.give_back.take() {
-            let Lock { key, aid, mode, .. } = self.lock.clone();
-            give_back(Acquisition { key, aid, token: self.token, mode });
-        }
+        self.end(Joined::Keep);
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
 pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
-const LOOK: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_secs(10);
 /// Building an index may take longer than the deadline of a request.
 const PREPARE: Duration = Duration::from_secs(60);
 
@@ -201,6 +201,19 @@ impl Collections {
         }
     }
 
+    /// True if there may be locks in this collection: a collection by pattern has none before a server has prepared it,
+    /// which may be another server. This one then learns of it.
+    ///
+    /// # Errors
+    /// As [`ready`](Self::ready), but a collection that does not exist has no locks.
+    pub(super) async fn may_have_locks(&self, name: &str, until: Instant) -> Result<bool> {
+        if self.get(name).is_some() {
+            return Ok(true);
+        }
+        let of_locks = Pattern::exactly(name).of_locks();
+        Ok(self.prepare_if_there(name, of_locks, until).await?.is_some())
+    }
+
     pub(super) fn registered(&self, collection: &str) -> Result<Registered> {
         self.kind(collection).ok_or_else(|| {
             LockError::Misconfigured(format!(
@@ -322,21 +335,29 @@ impl Collections {
         until: Instant,
     ) -> Result<(&'static str, Registered)> {
         let name = key.collection();
+        let found = self.prepare_if_there(name, Pattern::exactly(name), until).await?;
+        found.ok_or_else(|| LockError::NotFound { key: key.clone() })
+    }
+
+    /// Prepares a collection by pattern, unless this `sign` of it does not exist.
+    async fn prepare_if_there(
+        &self,
+        name: &str,
+        sign: Pattern,
+        until: Instant,
+    ) -> Result<Option<(&'static str, Registered)>> {
         let registered = self.registered(name)?;
         let _turn = self.turn_to_prepare(until).await?;
         if let Some(known) = self.get(name) {
-            return Ok(known);
+            return Ok(Some(known));
         }
         let found = self
             .calls
-            .run("collections", until, Pattern::exactly(name), |store, it, until| {
-                store.collections(it, 1, until)
-            })
-            .await?;
-        if found.is_empty() {
-            return Err(LockError::NotFound { key: key.clone() });
+            .run("collections", until, sign, |store, it, until| store.collections(it, 1, until));
+        if found.await?.is_empty() {
+            return Ok(None);
         }
-        Ok((self.prepare_by_pattern(name, registered, until).await?, registered))
+        Ok(Some((self.prepare_by_pattern(name, registered, until).await?, registered)))
     }
 
     /// As [`ready`](Self::ready), for a new document, which may be the first one of its collection.
@@ -395,8 +416,8 @@ impl Collections {
 
     /// For an operation on everything that a session holds: learns of collections that only other servers have used
     /// so far. If that fails, the operation covers only the collections that this server knows.
-    pub(super) async fn all_collections(&self, age: Duration, until: Instant) -> Vec<&'static str> {
-        if let Err(e) = self.look_for_collections(age, until).await {
+    pub(crate) async fn all_collections(&self, until: Instant) -> Vec<&'static str> {
+        if let Err(e) = self.look_for_collections(Duration::ZERO, until).await {
             self.log_limit.warn("collections", || {
                 format!("locks in collections that only other servers know may be left out: {e}")
             });
@@ -408,7 +429,7 @@ impl Collections {
     #[cfg(feature = "web")]
     pub(crate) async fn learn<'a>(&self, names: impl IntoIterator<Item = &'a str>, until: Instant) {
         if names.into_iter().any(|name| self.get(name).is_none() && self.kind(name).is_some()) {
-            self.all_collections(Duration::ZERO, until).await;
+            self.all_collections(until).await;
         }
     }
 }

@@ -19,7 +19,15 @@ use tokio::{
 };
 
 use crate::{
-    actor::Actor, clock, description::Description, error::BoxError, key::LockKey, manager::Parts,
+    actor::{Actor, Person},
+    clock,
+    description::Description,
+    error::BoxError,
+    key::LockKey,
+    manager::{
+        Parts,
+        turns::{Turn, Turns},
+    },
 };
 
 /// How many documents one call asks for.
@@ -70,6 +78,8 @@ type Call = Shared<BoxFuture<'static, Option<Arc<Titles>>>>;
 pub(super) struct Descriptions {
     describe: Describe,
     turns: Arc<Semaphore>,
+    /// One call at a time: a person whose documents take long leaves the turns to the others.
+    of_person: Turns<Person>,
     state: Mutex<State>,
 }
 
@@ -108,13 +118,14 @@ fn is_fresh((call, began): &(Call, Instant)) -> bool {
 impl Descriptions {
     pub(super) fn new(describe: Describe) -> Arc<Self> {
         let turns = Arc::new(Semaphore::new(AT_ONCE));
-        Arc::new(Self { describe, turns, state: Mutex::default() })
+        Arc::new(Self { describe, turns, of_person: Turns::default(), state: Mutex::default() })
     }
 
     /// The calls that tell the titles of these documents. Begins those that are missing, each in a task of its own.
     fn calls(
         self: &Arc<Self>,
         person: Option<&Actor>,
+        asker: Option<&Person>,
         keys: &[LockKey],
         parts: &Arc<Parts>,
     ) -> Vec<(LockKey, Call)> {
@@ -131,8 +142,9 @@ impl Descriptions {
         for keys in unknown.chunks(MAX_KEYS) {
             let (this, parts) = (Arc::clone(self), Arc::clone(parts));
             let (of_person, asked) = (person.clone(), keys.to_vec());
+            let turn = asker.and_then(|it| self.of_person.join(it.clone(), usize::MAX));
             let runtime = parts.calls.runner.runtime().clone();
-            let call = runtime.spawn(async move { this.ask(of_person, asked, &parts).await });
+            let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &parts).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
             // The end is seen although no caller waits for it any more.
             let (this, ended) = (Arc::clone(self), call.clone());
@@ -152,16 +164,23 @@ impl Descriptions {
     /// Asks the application, if it is this call's turn in time.
     async fn ask(
         &self,
+        own_turn: Option<impl Future<Output = Option<Turn>>>,
         person: Option<Actor>,
         keys: Vec<LockKey>,
         parts: &Parts,
     ) -> Option<Arc<Titles>> {
-        let turn = Arc::clone(&self.turns).acquire_owned();
-        let turn = timeout_at((clock::now() + LIMIT).into(), turn).await.ok()?.ok()?;
+        let turns = async {
+            let own = match own_turn {
+                Some(turn) => turn.await,
+                None => None,
+            };
+            Some((own, Arc::clone(&self.turns).acquire_owned().await.ok()?))
+        };
+        let turns = timeout_at((clock::now() + LIMIT).into(), turns).await.ok()??;
         if self.state.lock().is_paused() {
             return None;
         }
-        match self.call(person, keys.clone(), turn).await {
+        match self.call(person, keys.clone(), turns).await {
             Ok(answered) => Some(Arc::new(self.presentable(&keys, answered))),
             Err(why) => {
                 // The function usually needs the same database, so in an outage its failure says nothing about the
@@ -174,16 +193,16 @@ impl Descriptions {
     }
 
     /// Calls the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
-    /// nobody. Such a call keeps its turn until it returns.
+    /// nobody. Such a call keeps its turns until it returns.
     async fn call(
         &self,
         person: Option<Actor>,
         keys: Vec<LockKey>,
-        turn: OwnedSemaphorePermit,
+        turns: (Option<Turn>, OwnedSemaphorePermit),
     ) -> Result<Titles, String> {
         let describe = Arc::clone(&self.describe.of);
         let mut call = tokio::spawn(async move {
-            let _turn = turn;
+            let _turns = turns;
             describe(person, keys).await.map_err(|e| format!("failed: {e}"))
         });
         match timeout_at((clock::now() + LIMIT).into(), &mut call).await {
@@ -248,29 +267,21 @@ impl Descriptions {
 
 impl Parts {
     /// The titles and links of these documents that the application gives for this person. Never fails, and answers
-    /// within 2 s: a document without a title is left out.
+    /// within 2 s: a document without a title is left out. The calls for one `asker` take turns.
     pub(crate) async fn descriptions_for(
         self: &Arc<Self>,
         person: Option<&Actor>,
+        asker: Option<&Person>,
         keys: &[LockKey],
     ) -> HashMap<LockKey, Description> {
         let Some(descriptions) = &self.descriptions else { return HashMap::new() };
         let until = clock::now() + LIMIT;
         let mut titles = Titles::new();
-        for (key, call) in descriptions.calls(person, keys, self) {
+        for (key, call) in descriptions.calls(person, asker, keys, self) {
             let told = timeout_at(until.into(), call).await.ok().flatten();
             let title = told.and_then(|told| told.get(&key).cloned());
             titles.extend(title.map(|title| (key, title)));
         }
         titles
-    }
-
-    /// As [`descriptions_for`](Self::descriptions_for), for one document.
-    pub(crate) async fn description(
-        self: &Arc<Self>,
-        person: Option<&Actor>,
-        key: &LockKey,
-    ) -> Option<Description> {
-        self.descriptions_for(person, std::slice::from_ref(key)).await.remove(key)
     }
 }

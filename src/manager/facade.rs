@@ -53,7 +53,7 @@ impl LockManager {
     /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks, only
     /// by [`SessionLocks::create`](crate::SessionLocks::create). So the
     /// first lock in it takes some commands more, and the database user needs the rights to create indexes, unless
-    /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session
+    /// `doclock init` has prepared it. All servers learn of it within ten seconds, or when a request names it. A session
     /// that ends on one server releases its locks in all collections, whether or not that server has used them.
     ///
     /// A manager takes no collection by pattern if it knows 100 collections already. For more tenants, keep the
@@ -337,7 +337,7 @@ impl LockManager {
     /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
     /// document without a title is left out.
     pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
-        self.parts.descriptions_for(None, keys).await
+        self.parts.descriptions_for(None, None, keys).await
     }
 
     /// Freezes a collection, or all of them: until the given end no new locks are granted. Instead of a lock,

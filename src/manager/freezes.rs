@@ -17,7 +17,10 @@ use crate::{
     event::LockEvent,
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
-    manager::{MAX_REASON_BYTES, Parts, calls::Calls, pauses::Pauses, watch::events::Events},
+    manager::{
+        MAX_REASON_BYTES, Parts, calls::Calls, claim::Provisional, pauses::Pauses,
+        watch::events::Events,
+    },
     random,
     text::{cut, short},
 };
@@ -183,8 +186,22 @@ impl Freezes {
         }
     }
 
-    /// Refuses a new lock if the collection was frozen in the meantime. The caller gives the lock back.
-    pub(super) async fn refuse(&self, key: &LockKey, until: Instant) -> Result<()> {
+    /// Gives a fresh lock back if its collection was frozen in the meantime.
+    pub(super) async fn refuse(&self, fresh: Provisional, until: Instant) -> Result<Provisional> {
+        match self.check(&fresh.lock.key, until).await {
+            Ok(()) => Ok(fresh),
+            Err(refused) => {
+                if let LockError::Frozen { .. } = refused {
+                    fresh.refuse_to_all();
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`LockError::Frozen`], and the errors of the store.
+    pub(super) async fn check(&self, key: &LockKey, until: Instant) -> Result<()> {
         let asked = self.newest.lock().asked;
         if clock::since(asked) > OLD {
             self.ask(until).await?;

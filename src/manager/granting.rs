@@ -30,6 +30,15 @@ use crate::{
     store::{Claim, Confirmed, TryAcquire},
 };
 
+/// What a read shows of a document whose lock a session asks for.
+pub(crate) enum Looked {
+    /// The session holds the lock.
+    Mine,
+    /// Nothing that the read shows is in the way.
+    Free,
+    Refused(LockError),
+}
+
 /// Grants locks, and takes them back.
 pub(crate) struct Granting {
     pub(super) calls: Arc<Calls>,
@@ -140,11 +149,7 @@ impl Granting {
         let timer = observe::Timer::start(label, claim.mode);
         let acquired = self.claim_unless_frozen(key, claim, order, scope, until).await;
         timer.ends(observe::outcome(&acquired));
-        let acquired = acquired?;
-        if let Acquired::Granted(fresh) = &acquired {
-            self.freezes.refuse(&fresh.lock.key, until).await?;
-        }
-        Ok(acquired)
+        acquired
     }
 
     async fn claim_unless_frozen(
@@ -155,13 +160,44 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired> {
-        if let Some(freeze) = self.freezes.on(key.collection()) {
-            // A lock that the session holds already is renewed.
-            let held = self.reads.inspect(key, Some(&claim.aid), until).await?;
-            if held.is_none_or(|it| it.aid != claim.aid || !it.mode.covers(claim.mode)) {
-                return Err(frozen_by(key, freeze));
+        let held = self.held_in_a_freeze(key, &claim, until).await?;
+        match self.claim_at_once(key, claim, order, scope, until).await? {
+            Acquired::Granted(fresh) => {
+                Ok(Acquired::Granted(self.freezes.refuse(fresh, until).await?))
             }
+            // Perhaps the grant of another request, which the freeze takes back at this moment.
+            Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
+                self.freezes.check(key, until).await?;
+                Ok(Acquired::AlreadyMine(lock))
+            }
+            other => Ok(other),
         }
+    }
+
+    /// The lock that the session holds in a frozen collection, and that the claim only renews. `None` if the collection
+    /// is not frozen.
+    async fn held_in_a_freeze(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        until: Instant,
+    ) -> Result<Option<LockToken>> {
+        let Some(freeze) = self.freezes.on(key.collection()) else { return Ok(None) };
+        let held = self.reads.inspect(key, Some(&claim.aid), until).await?;
+        match held.filter(|it| it.aid == claim.aid && it.mode.covers(claim.mode)) {
+            Some(held) => Ok(held.token),
+            None => Err(frozen_by(key, freeze)),
+        }
+    }
+
+    async fn claim_at_once(
+        self: &Arc<Self>,
+        key: &LockKey,
+        claim: Claim,
+        order: Option<Together>,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired> {
         let permit = self.calls.claim_permit()?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
@@ -183,8 +219,8 @@ impl Granting {
             match answer {
                 // If nobody waits for the answer any more, it is dropped, and the lock is given back.
                 Ok(TryAcquire::Granted(lock)) => {
-                    Ok(Acquired::Granted(Provisional::new(lock, &claim, move |unwanted| {
-                        granting.give_back(vec![unwanted], &own_scope, permit);
+                    Ok(Acquired::Granted(Provisional::new(lock, &claim, move |it, joined| {
+                        granting.give_back(vec![it], joined, &own_scope, permit);
                     })))
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
@@ -206,23 +242,82 @@ impl Granting {
         Ok(acquired)
     }
 
-    /// An error if a web session that was just granted a lock may not keep it. Asks the store only if the session may
-    /// be close to the limit.
-    pub(crate) async fn may_hold_another(&self, aid: &Aid, until: Instant) -> Result<()> {
+    /// What one read shows of these documents, for a session that asks for their locks: one query for each collection.
+    pub(crate) async fn look_at_each(
+        &self,
+        keys: &[LockKey],
+        aid: Option<&Aid>,
+        mode: Mode,
+        until: Instant,
+    ) -> Result<Vec<Looked>> {
+        let found = self.reads.inspect_many(keys, aid, until).await?;
+        let looked = keys.iter().zip(found).map(|(key, lock)| {
+            let is_mine = lock.as_ref().is_some_and(|it| Some(&it.aid) == aid);
+            let excludes = |it: &Lock| mode == Mode::Exclusive || it.mode == Mode::Exclusive;
+            match (lock, self.freezes.on(key.collection())) {
+                (Some(lock), Some(_)) if is_mine && lock.mode.covers(mode) => Looked::Mine,
+                (_, Some(freeze)) => Looked::Refused(frozen_by(key, freeze)),
+                (Some(_), None) if is_mine => Looked::Mine,
+                (Some(lock), None) if excludes(&lock) => {
+                    observe::refused(self.collections.label(key), mode);
+                    Looked::Refused(LockError::Held(Box::new(lock)))
+                }
+                _ => Looked::Free,
+            }
+        });
+        Ok(looked.collect())
+    }
+
+    /// How many locks a web session may have beside those that it has.
+    pub(crate) async fn room(&self, aid: &Aid, until: Instant) -> Result<usize> {
+        Ok(self.max_locks.saturating_sub(self.count(aid, until).await?.len()))
+    }
+
+    /// Refuses a web session that has no room for another lock, before it is granted one that it may not keep: another
+    /// request may join a grant before it is given back. Asks the store only if the session may have reached the limit.
+    ///
+    /// # Errors
+    /// [`LockError::TooManyLocks`], unless the session has this lock already, or somebody else has it.
+    pub(crate) async fn may_ask(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<()> {
+        if self.seen.activity.believed(aid) < self.max_locks
+            || self.room(aid, until).await? > 0
+            || self.reads.inspect(key, Some(aid), until).await?.is_some()
+        {
+            return Ok(());
+        }
+        Err(self.too_many_locks())
+    }
+
+    /// Refuses a lock that a web session was just granted or has joined, if the session has too many locks without it.
+    /// The older locks stay, so that one of two simultaneous requests gets the last place. Asks the store only if the
+    /// session may be close to the limit.
+    pub(crate) async fn may_keep(&self, lock: &Lock, until: Instant) -> Result<()> {
         let limit = self.max_locks;
-        if !self.seen.activity.granted(aid, limit, self.ttl / 3) {
+        if !self.seen.activity.granted(&lock.aid, limit, self.ttl / 3) {
             return Ok(());
         }
-        let lists = self
-            .reads
-            .in_each(|collection| self.calls.locks_of(collection, [aid.clone()], limit + 1, until));
-        let locks = lists.await?.iter().map(Vec::len).sum();
-        self.seen.activity.counted(aid, locks);
-        if locks <= limit {
+        let mut locks = self.count(&lock.aid, until).await?;
+        locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
+        if locks.iter().take(limit).any(|it| it.token == lock.token) {
             return Ok(());
         }
+        Err(self.too_many_locks())
+    }
+
+    async fn count(&self, aid: &Aid, until: Instant) -> Result<Vec<Lock>> {
+        let in_each = self.reads.in_each(|collection| self.reads.list_in(collection, aid, until));
+        let locks: Vec<_> = in_each.await?.into_iter().flatten().collect();
+        self.seen.activity.counted(aid, locks.len());
+        Ok(locks)
+    }
+
+    pub(crate) fn overloaded(&self) -> LockError {
+        calls::overloaded("try_acquire").into()
+    }
+
+    pub(crate) fn too_many_locks(&self) -> LockError {
         observe::locks_refused();
-        Err(LockError::TooManyLocks { limit })
+        LockError::TooManyLocks { limit: self.max_locks }
     }
 
     /// Confirms by one read the lock that this request wants and its session holds. `None` also if the record must

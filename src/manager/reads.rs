@@ -5,7 +5,7 @@ use std::{
     future::Future,
     slice,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use futures_util::future::{join_all, try_join_all};
@@ -21,9 +21,6 @@ use crate::{
 
 /// The list of all locks shows at most this many documents of a collection.
 pub(crate) const LISTED: usize = 1_000;
-
-/// How old the knowledge of collections may be for a list.
-const LISTS: Duration = Duration::from_secs(10);
 
 /// Reads in the registered collections. The answers are passed on as news.
 pub(crate) struct Reads {
@@ -45,8 +42,8 @@ impl Reads {
             by_collection.entry(key.collection()).or_default().insert(key);
         }
         let asked = by_collection.into_iter().map(async |(collection, keys)| {
-            if let Some(key) = keys.first() {
-                self.collections.ready(key, until).await?;
+            if !self.collections.may_have_locks(collection, until).await? {
+                return Ok(Vec::new());
             }
             let keys: Vec<_> = keys.into_iter().cloned().collect();
             let args = (collection.to_owned(), keys, aid.cloned());
@@ -97,7 +94,7 @@ impl Reads {
     ))]
     pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
         // A session limits its own locks; the list of all locks is for a page.
-        self.collections.all_collections(LISTS, until).await;
+        self.collections.all_collections(until).await;
         let lists = self.in_each(async |collection| match aid {
             Some(aid) => self.list_in(collection, aid, until).await,
             None => {
@@ -122,6 +119,9 @@ impl Reads {
         aid: &Aid,
         until: Instant,
     ) -> Result<Vec<Lock>> {
+        if !self.collections.may_have_locks(collection, until).await? {
+            return Ok(Vec::new());
+        }
         self.calls.locks_of(collection, [aid.clone()], usize::MAX, until).await
     }
 

@@ -16,7 +16,7 @@ use crate::{
     lock::{LockToken, Mode, PageId},
     manager::{
         calls,
-        claim::{Acquired, ClaimPermit, Provisional},
+        claim::{Acquired, ClaimPermit, Joined, Provisional},
         granting::Granting,
         observe,
         pauses::jittered,
@@ -40,7 +40,7 @@ impl Granting {
             return;
         }
         let attempts = attempts(key, claim, claim.token.attempts());
-        self.give_back(attempts.clone(), scope, permit.clone());
+        self.give_back(attempts.clone(), Joined::Keep, scope, permit.clone());
         self.give_back_later(attempts, permit.clone());
     }
 
@@ -72,13 +72,17 @@ impl Granting {
     pub(super) fn give_back(
         self: &Arc<Self>,
         attempts: Vec<Acquisition>,
+        joined: Joined,
         scope: &TaskTracker,
         permit: ClaimPermit,
     ) {
         let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
         self.calls.runner.spawn(scope, async move {
-            let retract =
-                |until| granting.calls.store.remove_lock(Removal::Retract(&attempts), until);
+            let removal = match (joined, attempts.first()) {
+                (Joined::Lose, Some(granted)) => Removal::Release(granted),
+                _ => Removal::Retract(&attempts),
+            };
+            let retract = |until| granting.calls.store.remove_lock(removal, until);
             let mut retracted = calls::retry(until, calls::BACKGROUND, retract).await;
             if retracted.is_err() {
                 let until = clock::now() + granting.ttl;
@@ -103,7 +107,7 @@ impl Granting {
         let granting = Arc::downgrade(self);
         self.calls.runner.spawn_after(jittered(self.ttl / 3), async move {
             if let Some(granting) = granting.upgrade() {
-                granting.give_back(attempts, &TaskTracker::new(), permit);
+                granting.give_back(attempts, Joined::Keep, &TaskTracker::new(), permit);
             }
         });
     }
@@ -158,8 +162,8 @@ impl Granting {
                 Ok(HandedOver::To(lock)) => {
                     observe::handed_over(granting.collections.label(&held.key));
                     granting.seen.handed_over(&held, &lock, asked);
-                    let fresh = Provisional::new(lock, &claim, move |unwanted| {
-                        granting.give_back(vec![unwanted], &gift.scope, permit);
+                    let fresh = Provisional::new(lock, &claim, move |it, joined| {
+                        granting.give_back(vec![it], joined, &gift.scope, permit);
                     });
                     // If the waiter has left in the meantime, the lock is given back.
                     drop(gift.sender.send(Acquired::Granted(fresh)));
@@ -214,6 +218,9 @@ impl Granting {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released> {
+        if !self.collections.may_have_locks(held.key.collection(), until).await? {
+            return Ok(Released::AlreadyGone);
+        }
         if let Some(heir) = self.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, calls::FOREGROUND);
             return self.calls.complete("release", until, &TaskTracker::new(), handed).await;
@@ -246,6 +253,9 @@ impl Granting {
         grace: Duration,
         until: Instant,
     ) -> Result<()> {
+        if !self.collections.may_have_locks(held.key.collection(), until).await? {
+            return Ok(());
+        }
         let args = (held.clone(), page, grace);
         let shortened =
             self.calls.run("expire_in", until, args, |store, (it, page, grace), until| {

@@ -123,7 +123,7 @@ impl Sessions {
             let mut ended = end_in(&names).await;
             // Read after the tombstone was written: a request that takes a lock in a collection that is new by then
             // meets the tombstone.
-            let all = sessions.collections.all_collections(Duration::ZERO, until).await;
+            let all = sessions.collections.all_collections(until).await;
             if ended.is_ok() && all != names {
                 ended = end_in(&all).await;
             }
@@ -175,7 +175,7 @@ impl Sessions {
     pub(crate) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
         let until = self.calls.until();
         let asked = clock::now();
-        self.collections.all_collections(Duration::ZERO, until).await;
+        self.collections.all_collections(until).await;
         let released = self.reads.in_each(|collection| {
             let args = (collection, aid.clone());
             self.calls.run("release_all", until, args, |store, (collection, aid), until| {

@@ -1,6 +1,7 @@
 //! Breaks and takeovers: a holder loses its lock to somebody else.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -142,7 +143,7 @@ impl Parts {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let is_new = from.aid != wanted.aid;
         if is_new {
-            self.freezes.refuse(&from.key, until).await?;
+            self.freezes.check(&from.key, until).await?;
         }
         let mut claim = wanted.claim(self.settings.max_hold, None);
         // A session that moves its lock to another tab takes it from nobody.
@@ -171,8 +172,8 @@ impl Parts {
                             Some(Released::Released),
                         );
                     }
-                    Ok(Some(Provisional::new(lock, &claim, move |unwanted| {
-                        parts.granting.give_back(vec![unwanted], &own_scope, permit);
+                    Ok(Some(Provisional::new(lock, &claim, move |it, joined| {
+                        parts.granting.give_back(vec![it], joined, &own_scope, permit);
                     })))
                 }
                 Ok(None) => Ok(None),
@@ -185,10 +186,10 @@ impl Parts {
             }
         };
         let fresh = self.calls.complete("take_over", until, scope, take).await?;
-        if is_new && fresh.is_some() {
-            self.freezes.refuse(&from.key, until).await?;
+        match fresh {
+            Some(fresh) if is_new => Ok(Some(self.freezes.refuse(fresh, until).await?)),
+            fresh => Ok(fresh),
         }
-        Ok(fresh)
     }
 
     /// If a title is needed, the line is written in the background.
@@ -198,7 +199,8 @@ impl Parts {
         }
         let (parts, takeover) = (Arc::clone(self), takeover.clone());
         drop(self.calls.runner.spawn(&TaskTracker::new(), async move {
-            let description = parts.description(None, &takeover.key).await;
+            let keys = slice::from_ref(&takeover.key);
+            let description = parts.descriptions_for(None, None, keys).await.remove(&takeover.key);
             audit(&takeover, description);
         }));
     }

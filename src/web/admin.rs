@@ -106,8 +106,9 @@ async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
         documents.entry(lock.key.collection()).or_default().insert(&lock.key);
     }
     let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
+    let asker = locks.counts_as();
     let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
-    let titles = manager.parts.descriptions_for(Some(&actor), &keys).await;
+    let titles = manager.parts.descriptions_for(Some(&actor), Some(&asker), &keys).await;
     // The oldest lock first.
     all.sort_by_key(|lock| lock.since);
     let bodies = all.into_iter().map(|lock| {

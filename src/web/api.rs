@@ -4,7 +4,7 @@ mod each;
 mod heartbeat;
 mod status;
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, iter, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
@@ -206,7 +206,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine>
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager.parts.reads.exists(key, until).await? {
+        if !found.is_claimed || locks.manager.parts.reads.exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
@@ -307,8 +307,8 @@ async fn allowed(
     permissions.check_any()?;
     let key = key(&permissions, req)?;
     if let Err(refusal) = permissions.check(&key, access).await {
-        if access == Access::Lock {
-            locks.give_back_refused(&refusal).await?;
+        if access == Access::Lock && matches!(refusal, LockError::NotFound { .. }) {
+            locks.give_back(iter::once(&key)).await?;
         }
         return Err(refusal.into());
     }

@@ -83,6 +83,7 @@ pub(super) async fn stream(
             .detail("you or this server have too many open event streams; poll instead")
             .retry_after(TRY_AGAIN_AFTER)
     })?;
+    manager.parts.collections.all_collections(locks.begin()).await;
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());

@@ -304,10 +304,8 @@ pub(super) fn log_fault(error: &LockError) {
     // clients can cause any number of them.
     let is_told =
         matches!(error, LockError::Misconfigured(_)) && served(|it| it.is_told) != Some(false);
-    let is_overloaded =
-        matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded);
     let is_known = matches!(error, LockError::ShutDown | LockError::TooManyWaiters { .. })
-        || is_overloaded
+        || error.is_overload()
         || is_told;
     if error.status_code().is_server_error() && !is_known {
         let mut causes = String::new();

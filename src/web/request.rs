@@ -1,5 +1,6 @@
 //! The locks of a session during one request.
 
+mod each;
 mod locking;
 
 use std::{

@@ -8,13 +8,12 @@ use std::{
 };
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
-use futures_util::{StreamExt, stream};
 
 use crate::{
     clock,
     error::{LockError, Result},
     key::{LockKey, Lockable},
-    lock::Lock,
+    lock::{Lock, Mode},
     manager::{LockManager, Wait},
     store::Released,
     web::{
@@ -22,9 +21,6 @@ use crate::{
         request::{Ask, Mine, RequestLocks},
     },
 };
-
-/// How many documents are locked at the same time.
-const AT_ONCE: usize = 64;
 
 /// The locks of this session, and operations on them. The extractor itself takes no lock.
 ///
@@ -249,13 +245,18 @@ impl SessionLocks {
         take: impl AsyncFn(LockKey) -> Result<X>,
     ) -> Result<Vec<(LockKey, Result<X>)>> {
         let keys: Vec<_> = keys.into_iter().collect();
+        let _turn = self.locks.turn(&keys).await?;
         let refused = self.locks.may_lock_each(&keys).await?;
-        let one = async |(key, refused): (LockKey, Option<LockError>)| match refused {
-            Some(e) => (key, Err(e)),
-            None => (key.clone(), take(key).await),
-        };
-        // At the same time, so that the claims share commands.
-        Ok(stream::iter(keys.into_iter().zip(refused)).map(one).buffered(AT_ONCE).collect().await)
+        let (mut all, mut allowed) = (Vec::new(), Vec::new());
+        for (key, refused) in keys.into_iter().zip(refused) {
+            match refused {
+                Some(e) => all.push((key, Err(e))),
+                None => allowed.push(key),
+            }
+        }
+        all.extend(self.locks.each(allowed, Mode::Exclusive, take).await?);
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(all)
     }
 
     /// Loads the current document, to read it. Needs no lock, and takes none.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use actix_doclock::freeze::{Freeze, NewFreeze, Scope};
 use actix_doclock::store::PageId;
 use actix_doclock::{
     Aid, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
@@ -193,4 +194,17 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Sessions for Pau
     }
 }
 
-impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Servers for Paused<P> {}
+/// Not paused: a test freezes and thaws while other verbs are.
+impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Servers for Paused<P> {
+    async fn set_freeze(
+        &self,
+        scope: &Scope,
+        freeze: Option<&NewFreeze>,
+        until: Deadline,
+    ) -> Result<Vec<Freeze>, StoreError> {
+        self.store.set_freeze(scope, freeze, until).await
+    }
+    async fn freezes(&self, until: Deadline) -> Result<Vec<Freeze>, StoreError> {
+        self.store.freezes(until).await
+    }
+}

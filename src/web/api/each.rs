@@ -1,8 +1,7 @@
 //! Locks many documents with one request: the free ones of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
-use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -64,24 +63,23 @@ pub(super) async fn acquire(
         }
     }
     let wanted: Vec<LockKey> = wanted.into_iter().collect();
+    let _turn = locks.turn(&wanted).await?;
     let allowed = permissions.allowed(wanted.clone(), Access::Lock).await?;
     let how = Ask { mode, any_tab: true, ..Ask::exclusive(Wait::no()) };
-    let take = async |key: LockKey| {
-        if !allowed.contains(&key) {
-            let refusal = LockError::NotFound { key: key.clone() };
-            let given_back = locks.give_back_refused(&refusal).await;
-            return Err((key, given_back.err().unwrap_or(refusal)));
-        }
-        take(locks, &key, how).await.map_err(|e| (key, e))
-    };
-    // At the same time, so that the claims share commands.
-    let taken: Vec<_> = stream::iter(wanted).map(take).buffered(MAX_KEYS).collect().await;
+    let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
+    locks.give_back(forbidden).await?;
+    let taken = locks.each(allowed, mode, async |key| take(locks, &key, how).await).await?;
+    let mut taken: HashMap<_, _> = taken.into_iter().collect();
     let mut held = Vec::new();
-    for one in taken {
-        match one {
-            Ok(mine) => held.push(MineBody::from(&mine.lock)),
-            Err((key, e)) => {
-                refused.push(locks.problem(e).with("key", key.to_string()).into_body())
+    for key in wanted {
+        match taken.remove(&key) {
+            Some(Ok(mine)) => held.push(MineBody::from(&mine.lock)),
+            forbidden_or_not => {
+                let error = match forbidden_or_not {
+                    Some(Err(e)) => e,
+                    _ => LockError::NotFound { key: key.clone() },
+                };
+                refused.push(locks.problem(error).with("key", key.to_string()).into_body());
             }
         }
     }

@@ -136,6 +136,7 @@ pub(super) async fn of_many(
             _ => unknown.push(Row::Unknown { key, state: "unknown", problem: "malformed_key" }),
         }
     }
+    let _turn = locks.turn(&known).await?;
     let keys = permissions.allowed(known, Access::Look).await?;
     let (aid, until) = (locks.aid(), locks.begin());
     let found = locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;

@@ -2,6 +2,7 @@
 
 use std::{
     cell::OnceCell,
+    collections::{BTreeSet, HashSet},
     future::{Future, Ready, ready},
     rc::Rc,
     time::{Duration, Instant},
@@ -71,8 +72,10 @@ pub(in crate::web) struct Ask<'a> {
 
 /// The state of a lock that a request has taken or confirmed.
 pub(in crate::web) struct Found {
-    pub(in crate::web) is_fresh: bool,
-    /// True if the lock was granted after a wait, during which the person may have lost the permission.
+    /// True if the lock was claimed: it was granted to this request, or this request has joined the grant of another
+    /// one, and perhaps that one may not keep it. False if the lock was confirmed by a read.
+    pub(in crate::web) is_claimed: bool,
+    /// True if there was a wait, during which the person may have lost the permission.
     pub(in crate::web) has_waited: bool,
     /// The document, if it was read together with the lock.
     pub(in crate::web) document: Option<StoredDocument>,
@@ -91,6 +94,32 @@ impl Ask<'_> {
             load: false,
             upgrades: None,
         }
+    }
+}
+
+/// The answer to a request for a lock.
+struct Taken {
+    mine: Mine,
+    /// Gives a fresh lock back.
+    fresh: Option<Provisional>,
+    /// As in [`Found`].
+    is_claimed: bool,
+    /// The document, if one read returned both.
+    document: Option<StoredDocument>,
+}
+
+impl Taken {
+    fn granted(fresh: Provisional) -> Self {
+        let mine = Mine { lock: fresh.lock.clone(), token: fresh.token, is_fresh: true };
+        Self { mine, fresh: Some(fresh), is_claimed: true, document: None }
+    }
+
+    fn joined(lock: Lock) -> Result<Self> {
+        Ok(Self { mine: Mine::new(lock)?, fresh: None, is_claimed: true, document: None })
+    }
+
+    fn confirmed(Confirmed { lock, document, .. }: Confirmed) -> Result<Self> {
+        Ok(Self { mine: Mine::new(lock)?, fresh: None, is_claimed: false, document })
     }
 }
 
@@ -179,18 +208,27 @@ impl RequestLocks {
             return Ok(keys.iter().map(|_| None).collect());
         }
         let refusals = self.permissions().check_each(keys).await?;
-        for refusal in refusals.iter().flatten() {
-            self.give_back_refused(refusal).await?;
-        }
+        let forbidden = refusals.iter().flatten().filter_map(|refusal| match refusal {
+            LockError::NotFound { key } => Some(key),
+            _ => None,
+        });
+        self.give_back(forbidden).await?;
         Ok(refusals)
     }
 
-    /// Releases the lock on a document that this person may not, or no longer, have: whichever tab holds it.
-    pub(in crate::web) async fn give_back_refused(&self, refusal: &LockError) -> Result<()> {
-        if let LockError::NotFound { key } = refusal
-            && let Some(lock) = self.own(key, self.begin()).await?
-        {
-            self.release(&Mine::new(lock)?, self.begin()).await?;
+    /// Releases the locks on documents that this person may not, or no longer, have: whichever tab holds them.
+    pub(in crate::web) async fn give_back(
+        &self,
+        forbidden: impl Iterator<Item = &LockKey>,
+    ) -> Result<()> {
+        let forbidden: HashSet<_> = forbidden.collect();
+        let collections: BTreeSet<_> = forbidden.iter().map(|key| key.collection()).collect();
+        for collection in collections {
+            for lock in self.own_in(collection, self.begin()).await? {
+                if forbidden.contains(&lock.key) {
+                    self.release(&Mine::new(lock)?, self.begin()).await?;
+                }
+            }
         }
         Ok(())
     }
@@ -215,12 +253,12 @@ impl RequestLocks {
         held
     }
 
-    /// The lock of this session on the document. Reads the locks of this session only, so that the time tells nothing
-    /// about the locks of others.
-    async fn own(&self, key: &LockKey, until: Instant) -> Result<Option<Lock>> {
-        let Some(aid) = self.aid() else { return Ok(None) };
-        let own = self.manager.parts.reads.list_in(key.collection(), &aid, until).await?;
-        Ok(own.into_iter().find(|lock| lock.key == *key))
+    /// The locks of this session in the collection. Nobody learns from the time of the answer about the locks of others.
+    async fn own_in(&self, collection: &str, until: Instant) -> Result<Vec<Lock>> {
+        match self.aid() {
+            Some(aid) => self.manager.parts.reads.list_in(collection, &aid, until).await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The person for whom the limits for each person count this request.
@@ -270,15 +308,38 @@ impl RequestLocks {
 
     /// The same refusal, with the title of its document.
     async fn described(&self, mut error: LockError) -> LockError {
-        if let LockError::Held(lock)
-        | LockError::HeldByOtherTab(lock)
-        | LockError::WouldDeadlock { holder: Some(lock), .. } = &mut error
-        {
-            let person = self.person();
-            let description = self.manager.parts.description(person.as_ref(), &lock.key).await;
-            lock.description = description.map(Box::new);
-        }
+        self.describe_each([&mut error]).await;
         error
+    }
+
+    /// Adds the titles of their documents to the refusals that lack them, by one call.
+    pub(super) async fn describe_each(&self, errors: impl IntoIterator<Item = &mut LockError>) {
+        let mut locks = Vec::new();
+        for error in errors {
+            if let LockError::Held(lock)
+            | LockError::HeldByOtherTab(lock)
+            | LockError::WouldDeadlock { holder: Some(lock), .. } = error
+                && lock.description.is_none()
+            {
+                locks.push(lock);
+            }
+        }
+        if locks.is_empty() {
+            return;
+        }
+        let keys: Vec<_> = locks.iter().map(|lock| lock.key.clone()).collect();
+        let (person, asker) = (self.person(), self.counts_as());
+        let parts = &self.manager.parts;
+        let titles = parts.descriptions_for(person.as_ref(), Some(&asker), &keys).await;
+        for lock in locks {
+            lock.description = titles.get(&lock.key).cloned().map(Box::new);
+        }
+    }
+
+    /// # Errors
+    /// If this request may take no lock at all.
+    pub(super) fn check_may_lock(&self) -> Result<()> {
+        if self.speculative { Err(LockError::Speculative) } else { self.check_client() }
     }
 
     async fn acquire_or_refuse<T, F>(
@@ -290,15 +351,13 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T>>,
     {
-        if self.speculative {
-            return Err(LockError::Speculative);
-        }
+        self.check_may_lock()?;
         let mut how = how;
         if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
             match self.confirm(key, how.mode, how.offered, how.load, until).await {
                 Ok((mine, document)) => {
-                    let found = Found { is_fresh: false, has_waited: false, document };
+                    let found = Found { is_claimed: false, has_waited: false, document };
                     let worked = work(found, until).await;
                     return self.keep_if_found(mine, None, worked, until).await;
                 }
@@ -325,10 +384,11 @@ impl RequestLocks {
             let until = self.begin();
             let (mut mine, document) = self.confirm(key, how.mode, &[], how.load, until).await?;
             mine.is_fresh = true;
-            let found = Found { is_fresh: true, has_waited: false, document };
+            let found = Found { is_claimed: true, has_waited: false, document };
             let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
+        self.manager.parts.granting.may_ask(key, &aid, self.begin()).await?;
         if how.of_document
             && !self.manager.parts.granting.may_exist(key, &aid, self.begin()).await?
         {
@@ -337,36 +397,45 @@ impl RequestLocks {
         }
         let began = clock::now();
         loop {
-            let (mine, fresh, document) = self.take(key, how, &aid).await?;
+            let Taken { mine, fresh, is_claimed, document } = self.take(key, how, &aid).await?;
             let until = self.begin();
-            let has_waited = mine.is_fresh && clock::since(began) > ASK_AGAIN_AFTER;
+            let has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
             // A session that ends at this moment either releases this lock, or has already left its
             // tombstone. A lock from an earlier request was released by that end.
             let alive = async {
-                if mine.is_fresh {
+                if is_claimed {
                     self.manager.parts.sessions.refuse_ended(&aid, until).await
                 } else {
                     Ok(())
                 }
             };
             let room = async {
-                if mine.is_fresh {
-                    self.manager.parts.granting.may_hold_another(&aid, until).await
+                if is_claimed {
+                    self.manager.parts.granting.may_keep(&mine.lock, until).await
                 } else {
                     Ok(())
                 }
             };
-            let found = Found { is_fresh: mine.is_fresh, has_waited, document };
+            let found = Found { is_claimed, has_waited, document };
             let (alive, room, worked) = tokio::join!(alive, room, work(found, until));
             match alive.and(room) {
-                Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
-                Err(LockError::SessionEnded { ago }) => {
-                    // Released before anything else is tried: other requests of the ended session may
-                    // have been told that they hold this lock, and they do not.
+                Ok(()) => {
+                    let kept = self.keep_if_found(mine, fresh, worked, until).await?;
+                    if is_claimed && !kept.0.is_fresh {
+                        self.manager.parts.granting.told(&kept.0.lock);
+                    }
+                    return Ok(kept);
+                }
+                Err(
+                    refused @ (LockError::SessionEnded { .. } | LockError::TooManyLocks { .. }),
+                ) => {
+                    // Released before anything else is tried: other requests of the session may have been told that
+                    // they hold this lock, and may not keep it either.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
                         fresh.forget();
                     }
+                    let LockError::SessionEnded { ago } = refused else { return Err(refused) };
                     // A token that was logged out stays so.
                     if ago <= self.news_for() || self.is_client() {
                         return Err(LockError::SessionEnded { ago });
@@ -384,14 +453,8 @@ impl RequestLocks {
         self.fresh.borrow().iter().map(|fresh| &fresh.lock).any(is_such)
     }
 
-    /// Sends one command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
-    /// fresh lock back, and the document, if one read returned both.
-    async fn take(
-        &self,
-        key: &LockKey,
-        how: Ask<'_>,
-        aid: &Aid,
-    ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>)> {
+    /// Sends one command, if there is no wait.
+    async fn take(&self, key: &LockKey, how: Ask<'_>, aid: &Aid) -> Result<Taken> {
         let (actor, manager) = (self.actor(), &self.manager);
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, ttl) = (actor.holder(), manager.parts.settings.ttl);
@@ -405,7 +468,7 @@ impl RequestLocks {
             && let Some(confirmed) =
                 manager.parts.granting.reenter(&wanted, how.load, self.begin()).await?
         {
-            return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
+            return Taken::confirmed(confirmed);
         }
         let (began, mut has_waited) = (clock::now(), false);
         loop {
@@ -415,10 +478,7 @@ impl RequestLocks {
             // A new deadline, but not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
-                Acquired::Granted(fresh) => {
-                    let (lock, token) = (fresh.lock.clone(), fresh.token);
-                    return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
-                }
+                Acquired::Granted(fresh) => return Ok(Taken::granted(fresh)),
                 Acquired::Lost(key) => return Err(LockError::StaleToken { key }),
                 // Another request of the session has got the lock during this wait.
                 Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
@@ -427,8 +487,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if how.any_tab || !self.is_of_another_tab(&lock) {
-                        manager.parts.granting.told(&lock);
-                        return Ok((Mine::new(lock)?, None, None));
+                        return Taken::joined(lock);
                     }
                     if !how.take_over {
                         return Err(LockError::HeldByOtherTab(Box::new(lock)));
@@ -442,13 +501,16 @@ impl RequestLocks {
                     if !manager.parts.may_take_over(&actor, &lock) {
                         return Err(LockError::TakeOverRefused { key: lock.key });
                     }
+                    // Otherwise nobody would have the lock in the end.
+                    if manager.parts.granting.room(&wanted.aid, until).await? == 0 {
+                        return Err(manager.parts.granting.too_many_locks());
+                    }
                     lock
                 }
             };
             let taken = manager.parts.take_over(&from, &wanted, &actor, &self.scope, until).await?;
             if let Some(fresh) = taken {
-                let (lock, token) = (fresh.lock.clone(), fresh.token);
-                return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
+                return Ok(Taken::granted(fresh));
             }
             // The lock is gone in the meantime, so it may be free now.
         }
@@ -506,7 +568,8 @@ impl RequestLocks {
     /// Releases the lock of this tab, whatever its token.
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
         let until = self.begin();
-        match self.own(key, until).await? {
+        let own = self.own_in(key.collection(), until).await?;
+        match own.into_iter().find(|lock| lock.key == *key) {
             None => Ok(Released::AlreadyGone),
             Some(lock) if self.is_of_another_tab(&lock) => {
                 Err(LockError::StaleToken { key: key.clone() })
@@ -531,7 +594,9 @@ impl RequestLocks {
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
                     self.manager.parts.granting.missed(&mine.lock.aid);
-                    // A lock on a missing document is of no use, not even one from an earlier request.
+                }
+                if let LockError::NotFound { .. } | LockError::LoginRequired = e {
+                    // Such a lock is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
                         fresh.forget();

@@ -486,7 +486,7 @@ async fn a_permission_that_is_withdrawn_during_a_wait_lets_nobody_in() {
     for extracts in [false, true] {
         *may.borrow_mut() = true;
         let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
-        let waits = async {
+        let waits = async || {
             if extracts {
                 return bob.post("/note/a").await;
             }
@@ -497,8 +497,10 @@ async fn a_permission_that_is_withdrawn_during_a_wait_lets_nobody_in() {
             *may.borrow_mut() = false;
             held.release().await.unwrap();
         };
-        let (refused, ()) = tokio::join!(waits, withdraw);
+        // The other one joins the grant of the first.
+        let (refused, too, ()) = tokio::join!(waits(), waits(), withdraw);
         refused.problem(404);
+        too.problem(404);
         assert!(locks.list().await.unwrap().is_empty());
     }
 }

@@ -271,3 +271,118 @@ async fn a_manager_for_each_tenant_serves_the_requests_for_its_host() {
     assert_eq!([text_of(&of_acme, "a"), text_of(&of_globex, "a")], ["acme", "globex"]);
     assert_eq!([acme.list().await.unwrap().len(), globex.list().await.unwrap().len()], [1, 1]);
 }
+
+/// Behind a balancer that gives each request to another server: each verb reaches a lock in a collection that only
+/// the other server has used so far.
+#[actix_web::test]
+async fn every_verb_reaches_a_lock_in_a_collection_that_only_another_server_knows() {
+    let path = "/locks/acme_note/a";
+    for verb in [
+        "delete",
+        "token",
+        "grace",
+        "own",
+        "heartbeat",
+        "named",
+        "one",
+        "status",
+        "all",
+        "close",
+        "again",
+        "break",
+    ] {
+        let database = database_of(&["acme"]).await;
+        let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+        let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
+        let here = Browser::logged_in(&app, "alice@acme").await;
+        let there = here.at(&second);
+        let taken = here.post(path).await.json();
+        let lock = json!({ "acme_note/a": taken["token"] });
+        let of_the_page = json!({ "token": taken["token"] });
+        let names = |answer: Value, list: &str| answer[list][0]["key"].clone();
+        let (told, is_released) = match verb {
+            "delete" => (there.delete(path).await.status == 204, true),
+            "token" => {
+                let released = there.post_json(&format!("{path}/release"), of_the_page).await;
+                (released.status == 204, true)
+            }
+            "grace" => {
+                let soon = json!({ "token": taken["token"], "grace_ms": 10_000 });
+                let released = there.post_json(&format!("{path}/release"), soon).await;
+                let left = here.get(path).await.json()["expires_in_ms"].as_u64().unwrap();
+                (released.status == 204 && left <= 10_000, false)
+            }
+            "own" => (there.get("/locks").await.json()[0]["key"] == "acme_note/a", false),
+            "heartbeat" => {
+                let answer = there.post("/locks/heartbeat").await.json();
+                (names(answer, "held") == "acme_note/a", false)
+            }
+            "named" => {
+                let answer = there.post_json("/locks/heartbeat", json!({ "locks": lock })).await;
+                (names(answer.json(), "held") == "acme_note/a", false)
+            }
+            "one" => (there.get(path).await.json()["state"] == "mine", false),
+            "status" => {
+                let keys = json!({ "keys": ["acme_note/a"] });
+                let answer = there.post_json("/locks/status", keys).await.json();
+                (answer["locks"][0]["state"] == "mine", false)
+            }
+            "all" => (other.list().await.unwrap().len() == 1, false),
+            "close" => (there.post("/close-all").await.json() == json!(["acme_note/a"]), true),
+            "again" => (there.post(path).await.json()["token"] == taken["token"], false),
+            "break" => {
+                let broken = there.post_json(&format!("{path}/break"), of_the_page).await;
+                (broken.status == 403, false)
+            }
+            other => panic!("{other}"),
+        };
+        assert!(told, "{verb}");
+        let records = database.collection::<Document>("acme_note.lock");
+        let left = records.count_documents(doc! {}).await.unwrap();
+        assert_eq!(left, u64::from(!is_released), "{verb}");
+        for locks in [&one, &other] {
+            locks.shutdown().await;
+        }
+    }
+}
+
+#[actix_web::test]
+async fn a_stream_tells_of_collections_that_only_another_server_knows() {
+    let database = database_of(&["acme"]).await;
+    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
+    let alice = Browser::logged_in(&app, "alice@acme").await;
+    let carol = Browser::logged_in(&second, "carol@acme").await;
+    alice.post("/locks/acme_note/a").await.token();
+    let mut stream = carol.listen("").await;
+    alice.delete("/locks/acme_note/a").await;
+    while stream.next().await.unwrap().0 != "released" {}
+    for locks in [&one, &other] {
+        locks.shutdown().await;
+    }
+}
+
+/// Whether a tenant exists is nobody's business, and a release prepares nothing.
+#[actix_web::test]
+async fn a_release_of_what_was_never_locked_tells_nothing_and_prepares_nothing() {
+    let database = database_of(&["acme", "globex"]).await;
+    let locks = manager_on(&database).await;
+    let app = serve_tenants(&locks).await;
+    let alice = Browser::logged_in(&app, "alice@acme").await;
+    let token = json!({ "token": "11111111-1111-4111-8111-111111111111" });
+    let soon = json!({ "token": token["token"], "grace_ms": 1_000 });
+    for tenant in ["globex", "made_up"] {
+        let path = format!("/locks/{tenant}_note/a");
+        assert_eq!(alice.delete(&path).await.status, 204, "{tenant}");
+        for body in [json!({}), token.clone(), soon.clone()] {
+            let released = alice.post_json(&format!("{path}/release"), body).await;
+            assert_eq!(released.status, 204, "{tenant}");
+        }
+    }
+    let status = alice.post_json("/locks/status", json!({ "keys": ["acme_note/a"] })).await.json();
+    assert_eq!(status["locks"][0]["state"], "free", "nothing is locked in it yet");
+    let names = database.list_collection_names().await.unwrap();
+    assert!(names.iter().all(|name| !name.ends_with(".lock")), "{names:?}");
+    assert!(locks.health().collections.is_empty());
+    locks.shutdown().await;
+}

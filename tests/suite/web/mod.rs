@@ -11,6 +11,7 @@ mod documents;
 mod editor;
 mod events;
 mod freeze;
+mod greed;
 mod heard;
 mod identity;
 mod idle;

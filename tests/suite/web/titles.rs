@@ -359,3 +359,55 @@ async fn a_caller_that_goes_away_leaves_the_answer_to_the_next_one() {
     assert_eq!(title(&locks, "a").await.as_deref(), Some("Note a"));
     assert_eq!(calls.load(SeqCst), 1);
 }
+
+#[actix_web::test]
+async fn a_batch_asks_once_for_titles_and_slow_titles_of_one_person_delay_nobody_else() {
+    for is_personal in [false, true] {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let asked = calls.clone();
+        let describe = move |keys: Vec<LockKey>| {
+            asked.lock().unwrap().push(keys.len());
+            async move {
+                if keys.iter().any(|key| key.id().to_string().starts_with("slow")) {
+                    pending::<()>().await;
+                }
+                titled(&keys, "Note")
+            }
+        };
+        let settings = |builder: LockManagerBuilder| match is_personal {
+            false => builder.describe(describe),
+            true => builder.describe_for(move |_, keys| describe(keys)),
+        };
+        let (locks, store) = embedded_with(settings).await;
+        let ids = |name: &str| (0..6).map(|n| format!("{name}{n}")).collect::<Vec<_>>();
+        for id in ids("n").iter().chain(&ids("slow")) {
+            store.put(id.clone(), &Note { id: id.clone(), text: "old".to_owned() }).unwrap();
+        }
+        let app = serve_with_cookies(&locks).await;
+        let (alice, bob, holder) = (
+            Browser::logged_in(&app, "alice").await,
+            Browser::logged_in(&app, "bob").await,
+            Browser::logged_in(&app, "holder").await,
+        );
+        for id in ids("n").iter().chain(&ids("slow")).map(String::as_str).chain(["a"]) {
+            holder.post(&format!("/locks/note/{id}")).await.token();
+        }
+        let keys: Vec<_> = ids("n").iter().map(|id| format!("note/{id}")).collect();
+        let batch = alice.post_json("/locks", json!({ "keys": keys })).await.json();
+        for (n, refused) in batch["refused"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(refused["document"]["title"], format!("Note n{n}"), "{refused}");
+        }
+        assert_eq!(*calls.lock().unwrap(), [6], "one call for all documents of the request");
+
+        let slow = ids("slow");
+        let slow = slow.iter().map(async |id| alice.post(&format!("/locks/note/{id}")).await);
+        let of_bob = async {
+            eventually("the slow titles are asked for", async || calls.lock().unwrap().len() > 1)
+                .await;
+            bob.post("/locks/note/a").await.problem(423)
+        };
+        let (slow, refused) = futures_util::join!(futures_util::future::join_all(slow), of_bob);
+        assert!(slow.iter().all(|it| it.status == 423));
+        assert_eq!(refused["document"]["title"], "Note a", "personal: {is_personal}, {refused}");
+    }
+}

@@ -1,0 +1,351 @@
+//! One person who asks for too much, and requests that join the grant of another one.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use actix_doclock::MongoStore;
+use futures_util::{FutureExt, future::join_all};
+use serde_json::json;
+use tokio::{sync::watch, task::yield_now};
+
+use super::*;
+use crate::rig::{self, paused::Paused};
+
+const LIMIT: usize = 10;
+
+fn named(n: usize) -> Note {
+    Note { id: format!("n{n:02}"), text: "old".to_owned() }
+}
+
+/// A store with many notes.
+fn crowded() -> MemoryStore {
+    let store = MemoryStore::new();
+    for note in (0..60).map(named) {
+        store.put(note.id.clone(), &note).unwrap();
+    }
+    store
+}
+
+/// A server whose verbs take turns with those of all others.
+async fn limited(store: &MemoryStore) -> LockManager {
+    let paused = Paused::new(store.clone(), || yield_now().boxed());
+    let locks = LockManager::builder(paused).max_locks_per_session(LIMIT).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    locks
+}
+
+/// Every lock that these answers promise, except those that are refused.
+fn promised(answers: &[Answer]) -> BTreeMap<String, String> {
+    let mut promised = BTreeMap::new();
+    let mut take = |lock: &Value| {
+        let [key, token] = ["key", "token"].map(|it| lock[it].as_str().unwrap().to_owned());
+        promised.insert(key, token);
+    };
+    for answer in answers {
+        match answer.status.as_u16() {
+            429 => assert_eq!(answer.problem(429)["code"], "too_many_locks"),
+            _ if answer.json()["held"].is_array() => {
+                answer.json()["held"].as_array().unwrap().iter().for_each(&mut take);
+                for refused in answer.json()["refused"].as_array().unwrap() {
+                    assert_eq!(refused["code"], "too_many_locks", "{refused}");
+                }
+            }
+            200 | 201 => take(&answer.json()),
+            other => panic!("{other}: {}", answer.text()),
+        }
+    }
+    promised
+}
+
+async fn stored(locks: &LockManager) -> BTreeMap<String, String> {
+    locks.shutdown().await;
+    let all = locks.list().await.unwrap().into_iter();
+    all.map(|lock| (lock.key.to_string(), lock.token.unwrap().to_string())).collect()
+}
+
+#[actix_web::test]
+async fn a_session_gets_no_more_locks_by_asking_several_times_at_once() {
+    for batches in [false, true] {
+        let store = crowded();
+        let locks = limited(&store).await;
+        let app = serve_with_cookies(&locks).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let keys: Vec<_> = (0..60).map(|n| format!("note/{}", named(n).id)).collect();
+        // Some of them before, so that the others come when there is little room.
+        for key in &keys[..LIMIT / 2] {
+            assert_eq!(alice.post(&format!("/locks/{key}")).await.status, 201);
+        }
+        let answers = if batches {
+            let batch = || alice.post_json("/locks", json!({ "keys": keys }));
+            join_all((0..4).map(|_| batch())).await
+        } else {
+            let twice = keys.iter().chain(&keys).map(|key| format!("/locks/{key}"));
+            join_all(twice.map(async |uri| alice.post(&uri).await)).await
+        };
+        let promised = promised(&answers);
+        assert_eq!(promised.len(), LIMIT, "batches: {batches}: there was room for so many");
+        assert_eq!(stored(&locks).await, promised, "batches: {batches}: no more, and no others");
+        let more = alice.post("/locks/note/n59").await;
+        assert!(more.status == 429 || promised.contains_key("note/n59"));
+        // Somebody else still gets what is free.
+        let bob = Browser::logged_in(&app, "bob").await;
+        let free = keys.iter().find(|key| !promised.contains_key(*key)).unwrap();
+        assert_eq!(bob.post(&format!("/locks/{free}")).await.status, 201);
+    }
+}
+
+#[actix_web::test]
+async fn a_session_gets_no_more_locks_by_asking_two_servers_at_once() {
+    let store = crowded();
+    let (one, two) = (limited(&store).await, limited(&store).await);
+    let (first, second) = (serve_with_cookies(&one).await, serve_with_cookies(&two).await);
+    let alice = Browser::logged_in(&first, "alice").await;
+    let there = alice.at(&second);
+    let uris: Vec<_> = (0..60).map(|n| format!("/locks/note/{}", named(n).id)).collect();
+    for uri in &uris[..LIMIT - 1] {
+        assert!(alice.post(uri).await.status.is_success());
+        assert!(there.post(uri).await.status.is_success());
+    }
+    let here = join_all(uris.iter().map(|uri| alice.post(uri)));
+    let there = join_all(uris.iter().map(|uri| there.post(uri)));
+    let _ = futures_util::join!(here, there);
+    two.shutdown().await;
+    assert_eq!(stored(&one).await.len(), LIMIT);
+}
+
+#[actix_web::test]
+async fn a_session_without_room_takes_no_lock_from_somebody_else() {
+    let store = crowded();
+    let locks = LockManager::builder(store.clone()).max_locks_per_session(LIMIT);
+    let locks = locks.take_over_policy(|_, _| true).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    bob.post("/locks/note/n20").await.token();
+    for n in 0..LIMIT {
+        alice.post(&format!("/locks/note/{}", named(n).id)).await.token();
+    }
+    let take_over = json!({ "take_over": true });
+    let refused = alice.post_json("/locks/note/n20", take_over.clone()).await;
+    assert_eq!(refused.problem(429)["code"], "too_many_locks");
+    assert_eq!(bob.get("/locks/note/n20").await.json()["state"], "mine");
+    assert_eq!(
+        alice.post("/locks/note/n20").await.problem(423)["code"],
+        "held",
+        "as without limit"
+    );
+    alice.delete("/locks/note/n00").await;
+    assert_eq!(alice.post_json("/locks/note/n20", take_over).await.status, 201);
+}
+
+/// A store whose calls number `held` do not end before they may.
+fn held_up(
+    store: &MemoryStore,
+    held: &'static [usize],
+) -> (LockManagerBuilder, watch::Sender<bool>) {
+    let (go, may_go) = watch::channel(false);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let paused = Paused::new(store.clone(), move || {
+        let (mut may_go, is_held) = (may_go.clone(), held.contains(&calls.fetch_add(1, SeqCst)));
+        async move {
+            if is_held {
+                let _ = may_go.wait_for(|go| *go).await;
+            }
+        }
+        .boxed()
+    });
+    (LockManager::builder(paused).without_reaper(), go)
+}
+
+/// What happens after two requests of a session were granted one lock, and before they hear of it.
+async fn two_join_and(what: &str, uri: &str, status: u16) {
+    let store = crowded();
+    // The second pause of the first claim, and of the second one.
+    let (builder, go) = held_up(&store, &[1, 3]);
+    let locks = builder.build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let ends = alice.copy();
+    let meanwhile = async {
+        // Both have claimed the lock by now.
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        let all = store_locks(&store).await;
+        assert_eq!(all.len(), 1, "{what}: they wait for the answer to their claims");
+        match what {
+            "freeze" => {
+                let in_an_hour = std::time::SystemTime::now() + Duration::from_secs(3600);
+                locks.freeze("note", "why", in_an_hour, &Actor::new("root")).await.unwrap();
+            }
+            "end" => drop(ends.post("/purge").await),
+            _ => {}
+        }
+        go.send(true).unwrap();
+    };
+    let (one, other, ()) = futures_util::join!(alice.post(uri), alice.post(uri), meanwhile);
+    for answer in [one, other] {
+        assert_eq!(answer.status, status, "{what} {uri}: {}", answer.text());
+        assert_eq!(answer.header("lock-token"), None);
+    }
+    locks.shutdown().await;
+    assert!(store_locks(&store).await.is_empty(), "{what} {uri}: nobody knows of the lock");
+}
+
+/// The locks in the store, as another server sees them.
+async fn store_locks(store: &MemoryStore) -> Vec<Lock> {
+    let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    other.list().await.unwrap()
+}
+
+#[actix_web::test]
+async fn a_request_that_joins_a_grant_keeps_no_lock_that_was_frozen_meanwhile() {
+    for uri in ["/locks/note/n00", "/note/n00"] {
+        two_join_and("freeze", uri, 423).await;
+    }
+}
+
+#[actix_web::test]
+async fn a_request_that_joins_a_grant_keeps_no_lock_of_a_session_that_has_ended_meanwhile() {
+    for uri in ["/locks/note/n00", "/note/n00"] {
+        two_join_and("end", uri, 401).await;
+    }
+}
+
+#[actix_web::test]
+async fn a_request_that_joins_a_grant_keeps_no_lock_on_a_missing_document() {
+    for uri in ["/locks/note/none", "/note/none"] {
+        two_join_and("missing", uri, 404).await;
+    }
+}
+
+/// A server on a database with the notes, and what it sends.
+async fn counted() -> (LockManager, rig::Commands) {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let notes: Vec<_> = (0..60).map(named).collect();
+    database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = locks.max_locks_per_session(LIMIT).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    (locks, commands)
+}
+
+fn all_keys() -> Vec<String> {
+    (0..60).map(|n| format!("note/{}", named(n).id)).collect()
+}
+
+#[actix_web::test]
+async fn a_batch_costs_no_more_claims_than_there_is_room_and_no_more_reads_than_collections() {
+    let (locks, commands) = counted().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let sent = async || {
+        locks.shutdown().await;
+        let sent = commands.take();
+        let reads = sent.iter().filter(|it| ["find", "aggregate"].contains(&&***it)).count();
+        (sent.len() - reads, reads)
+    };
+    let batch = async |person: &Browser<'_, _>| {
+        sent().await;
+        person.post_json("/locks", json!({ "keys": all_keys() })).await.json()
+    };
+    let held = batch(&alice).await["held"].as_array().unwrap().len();
+    let (claims, reads) = sent().await;
+    assert!(held == LIMIT && claims <= LIMIT, "no claim that is given back: {claims}");
+    assert!(reads <= 3 * LIMIT + 4, "for each claim, and not for each key: {reads}");
+
+    let again = batch(&alice).await;
+    assert_eq!(again["held"].as_array().unwrap().len(), LIMIT, "they are confirmed");
+    let (claims, reads) = sent().await;
+    assert!(claims <= LIMIT && reads <= 3 * LIMIT + 4, "{claims} claims, {reads} reads");
+
+    // All that is left for Bob are the notes that Alice does not have. He takes his share.
+    assert_eq!(batch(&bob).await["held"].as_array().unwrap().len(), LIMIT);
+    let carol = Browser::logged_in(&app, "carol").await;
+    let mine: Vec<_> = again["held"].as_array().unwrap().iter().map(|it| &it["key"]).collect();
+    sent().await;
+    let refused = carol.post_json("/locks", json!({ "keys": mine })).await.json();
+    let refused = refused["refused"].as_array().unwrap();
+    assert_eq!(refused.len(), LIMIT);
+    assert!(refused.iter().all(|it| it["code"] == "held" && it["holder"]["label"] == "alice"));
+    let (claims, reads) = sent().await;
+    assert!(claims == 0 && reads <= 3, "who holds them is asked once: {reads}");
+}
+
+#[actix_web::test]
+async fn of_the_requests_of_a_person_that_name_many_documents_one_is_under_way() {
+    let (asked, begun) = watch::channel(0);
+    let (go, may_go) = watch::channel(false);
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, move |session| {
+        session.access_policy_for_many(async move |person, keys, _| {
+            if person.is_some_and(|person| person.label == "alice") {
+                asked.send_modify(|asked| *asked += 1);
+                let _ = may_go.clone().wait_for(|go| *go).await;
+            }
+            vec![true; keys.len()]
+        })
+    })
+    .await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let keys = json!({ "keys": ["note/a", "note/b"] });
+    let ask = async |n: usize| {
+        let path = ["/locks", "/locks/status"][n % 2];
+        alice.post_json(path, keys.clone()).await.status.as_u16()
+    };
+    let others = async {
+        let _ = begun.clone().wait_for(|asked| *asked > 0).await;
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        assert_eq!(*begun.borrow(), 1, "the others wait for their turn");
+        assert_eq!(bob.post_json("/locks/status", keys.clone()).await.status, 200);
+        assert_eq!(bob.post_json("/locks", keys.clone()).await.status, 200);
+        go.send(true).unwrap();
+    };
+    let (all, ()) = futures_util::join!(join_all((0..70).map(ask)), others);
+    let (served, refused): (Vec<u16>, _) = all.into_iter().partition(|status| *status == 200);
+    assert_eq!((served.len(), refused), (64, vec![503; 6]));
+    assert_eq!(ask(0).await, 200, "there is room again");
+}
+
+#[actix_web::test]
+async fn a_handler_that_opens_many_documents_opens_no_more_than_there_is_room() {
+    async fn open_some(
+        locks: SessionLocks,
+        ids: web::Json<Vec<String>>,
+    ) -> Result<impl Responder, LockError> {
+        let mut all = Vec::new();
+        for (key, note) in locks.open_each::<Note>(ids.into_inner()).await? {
+            all.push(format!(
+                "{key}: {}",
+                note.map_or_else(|e| e.to_string(), |it| it.text.clone())
+            ));
+        }
+        Ok(HttpResponse::Ok().json(all))
+    }
+    let store = crowded();
+    let locks = limited(&store).await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let session = locks.session(session).identify(person);
+    let app = App::new().wrap(session).route("/some", web::post().to(open_some)).configure(routes);
+    let app = test::init_service(app).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    bob.post("/locks/note/n03").await.token();
+    let ids: Vec<_> = (0..20).map(|n| named(n).id).collect();
+    let all = alice.post_json("/some", json!(ids)).await.json();
+    let all: Vec<_> = all.as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    assert_eq!(all[3], "note/n03: note/n03 is locked by bob", "in the order of the keys");
+    let opened = all.iter().filter(|it| it.ends_with(": old")).count();
+    let refused = all.iter().filter(|it| it.contains("holds 10 locks")).count();
+    assert_eq!((opened, refused), (LIMIT, 20 - LIMIT - 1), "{all:?}");
+}
