@@ -864,12 +864,16 @@ if (globalThis.document) {   // a server that renders pages may import this file
   for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'wheel', 'touchstart']) {
     addEventListener(event, touch, { capture: true, passive: true });
   }
+  // Not earlier than `pagehide`: a person may still be working on a hidden tab. Firefox may abort the first listener of
+  // a page part-way when its tab closes. So the first one only sends the beacons, and the second one sends them again.
+  const leave = () => PageLock.each(lock => lock.hide());
+  addEventListener('pagehide', leave);
   addEventListener('pagehide', () => {
+    leave();
     leaveTab();
-    otherTabs.close();
+    otherTabs?.close();
     otherTabs = null;
     Feed.each('leave');   // a page in the back/forward cache has no stream
-    PageLock.each(lock => lock.hide());   // not earlier: a person may still be working on a hidden tab
   });
   addEventListener('pageshow', ({ persisted }) => {
     if (persisted) {

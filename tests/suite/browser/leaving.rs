@@ -77,6 +77,29 @@ async fn a_closed_tab_frees_the_document_after_a_few_seconds_of_grace() {
     .await;
 }
 
+/// Firefox aborts the first listener of a page for `pagehide` part-way when its tab closes. Here the first beacon fails,
+/// and everything else that the page does when it is left.
+#[actix_web::test]
+async fn a_closed_tab_frees_the_document_although_its_first_listener_is_aborted() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice
+            .run::<()>(
+                "const [real, close] = [navigator.sendBeacon.bind(navigator), BroadcastChannel.prototype.close]; \
+                 let isFirst = true; \
+                 const abort = () => { throw 0; }; \
+                 window.addEventListener('error', event => event.preventDefault()); \
+                 navigator.sendBeacon = (...all) => isFirst ? abort(isFirst = false) : real(...all); \
+                 BroadcastChannel.prototype.close = abort",
+            )
+            .await;
+        alice.close().await;
+        eventually("it is free", async || stage.lock().await["state"] == "free").await;
+    })
+    .await;
+}
+
 #[actix_web::test]
 async fn a_waiter_edits_after_the_holder_has_closed_the_tab() {
     embedded(&["--ttl-secs", "600"], async |stage| {
