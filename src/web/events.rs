@@ -22,7 +22,11 @@ use crate::{
     clock,
     event::LockEvent,
     lock::{Aid, Lock, Mode, TabId},
-    manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
+    manager::watch::{
+        ends::{EndOf, came},
+        events::LockEvents,
+        streams::Admitted,
+    },
     web::{
         Problem,
         access::Permissions,
@@ -114,14 +118,6 @@ pub(super) async fn stream(
         .streaming(messages))
 }
 
-/// Resolves when the session has ended; never, if there is no session.
-async fn ended(end: Option<&EndOf>) {
-    match end {
-        Some(end) => end.came().await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Listener {
     /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
@@ -133,7 +129,7 @@ impl Listener {
             let beat = BEAT.min(self.until.saturating_duration_since(clock::now()));
             let next = tokio::select! {
                 biased;
-                () = ended(self.end.as_ref()), if !self.has_ended => {
+                () = came(self.end.as_ref()), if !self.has_ended => {
                     self.has_ended = true;
                     self.until = clock::now() + FAREWELL;
                     continue;

@@ -93,7 +93,7 @@ async function nameTab() {
   return id;
 }
 
-let tab, page;       // `page` is this load: the beacon of an older load may arrive after its first request
+let tab, page, isLeft = false;   // `page` is this load: the beacon of an older load may arrive after its first request
 let touched = now(), told = -Infinity, otherTabs = null;
 function touch() {
   touched = now();
@@ -115,12 +115,14 @@ const headers = async () => lastHeaders = {
 
 const aborted = signal => new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason), { once: true }));
 
-// Never rejects: a missing answer is `status: 0`.
-async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
-  const init = { method, cache: 'no-store', signal: AbortSignal.timeout(timeout) };
+// Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page.
+async function request(method, url, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
+  const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
   if (!extra) init.credentials = 'include';   // cookies, also to another origin
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
   const sent = now();
+  // The scripts of a page that is left run on for a moment, and no beacon follows what they would ask for.
+  if (isLeft && !keepalive) return { sent, status: 0, ok: false, body: {} };
   try {
     init.headers = await Promise.race([headers(), aborted(init.signal)]);
     if (body) {
@@ -136,6 +138,13 @@ async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {})
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
   }
+}
+
+/** To the server although this page is being left: no answer is heard. */
+function sendLast(url, body) {
+  body = JSON.stringify(body);
+  if (extra) fetch(url, { method: 'POST', body, headers: lastHeaders, keepalive: true }).catch(() => {});
+  else navigator.sendBeacon(url, body);   // sends no headers
 }
 
 // A temporary failure of the network, the database or a proxy: the request may succeed later.
@@ -454,12 +463,13 @@ class PageLock {
   viewers = new Set();   // the `DocLock`s that are open
 
   static #apis = new Map();
+  static #unheard = new Map();   // the bodies of releases that no server has confirmed yet, each with its URL
   #api; #name; #state = 'unknown'; #until = null; #ttl = 0; #problem = null;
   #keepers = new Map();  // the viewers that need the lock, each with the token that it was told of, or ''
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
   #ends = 0;             // events that may have ended the lock of this page
-  #wanted = false;       // requested, but no answer arrived: this page may hold the lock
+  #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer;
@@ -556,11 +566,15 @@ class PageLock {
   // Until the server has heard it: otherwise the lock would live as long as its tab.
   async #release(body, failures = 0) {
     const isNeeded = [...this.#api.locks.values()].some(it => it.url === this.url && it.#keepers.size);
+    PageLock.#unheard.delete(body);
     if (isNeeded) return;   // and released by its new keeper
-    const answer = await request('POST', this.url + '/release', { body });
+    const url = this.url + '/release';
+    PageLock.#unheard.set(body, url);
+    const answer = await request('POST', url, { body, keepalive: true });
     this.#api.feed.hint(this.key);
     const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
     if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
+    else PageLock.#unheard.delete(body);
   }
 
   #keep(by) { if (!this.#keepers.has(by)) this.#keepers.set(by, ''); }
@@ -583,12 +597,12 @@ class PageLock {
         this.#tellOnce(by);
         return this.check();
       }
-      const began = performance.now(), poll = this.#poll = new AbortController();
+      const began = performance.now(), sentBy = page, poll = this.#poll = new AbortController();
       const ask = () => this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
       // In order if it is short: whoever gives up waits for its answer, and knows what must be released.
       const answer = await (waitMs ? ask() : inOrder(this.url, ask));
       if (this.#poll === poll) this.#poll = null;
-      if (answer.aborted) continue;
+      if (answer.aborted || sentBy !== page) continue;   // the page was left meanwhile, and is back
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
@@ -839,11 +853,15 @@ class PageLock {
 
   // -- the life of the page
 
-  hide() {
-    const body = JSON.stringify({ token: this.token, page, grace_ms: GRACE_MS });
-    if (!this.token) return;
-    if (extra) fetch(this.url + '/release', { method: 'POST', body, headers: lastHeaders, keepalive: true });
-    else navigator.sendBeacon(this.url + '/release', body);   // sends no headers
+  // A beacon without a token also stops what this page has asked for and is not granted yet.
+  static leave() {
+    const of = { tab: tabId, page };
+    for (const [body, url] of PageLock.#unheard) sendLast(url, { ...of, ...body });
+    PageLock.each(lock => {
+      const url = lock.url + '/release', last = { ...of, grace_ms: lock.#keepers.size ? GRACE_MS : 0 };
+      if (lock.token) sendLast(url, { ...last, token: lock.token });
+      if (lock.#wanted) sendLast(url, last);
+    });
   }
 
   /** The page is back, but its beacon was sent. */
@@ -866,7 +884,10 @@ if (globalThis.document) {   // a server that renders pages may import this file
   }
   // Not earlier than `pagehide`: a person may still be working on a hidden tab. Firefox may abort the first listener of
   // a page part-way when its tab closes. So the first one only sends the beacons, and the second one sends them again.
-  const leave = () => PageLock.each(lock => lock.hide());
+  const leave = () => {
+    isLeft = true;
+    PageLock.leave();
+  };
   addEventListener('pagehide', leave);
   addEventListener('pagehide', () => {
     leave();
@@ -876,6 +897,7 @@ if (globalThis.document) {   // a server that renders pages may import this file
     Feed.each('leave');   // a page in the back/forward cache has no stream
   });
   addEventListener('pageshow', ({ persisted }) => {
+    isLeft = false;
     if (persisted) {
       [tab, page] = [nameTab(), uuid()];
       meetOtherTabs();

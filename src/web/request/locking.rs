@@ -15,8 +15,8 @@ use crate::{
     clock,
     error::{LockError, Result},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode},
-    manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over},
+    lock::{Aid, Lock, LockToken, Mode, PageId, TabId},
+    manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over, watch::ends::came},
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
@@ -30,6 +30,9 @@ use crate::{
 /// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
 /// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
+/// For a page that was left before the server had carried out its request: a reload keeps the lock.
+const GRACE: Duration = Duration::from_secs(4);
 
 /// After a wait of this length the access policy is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -304,10 +307,10 @@ impl RequestLocks {
             let until = self.begin();
             let has_waited = mine.is_fresh && clock::since(began) > ASK_AGAIN_AFTER;
             // A session that ends at this moment either releases this lock, or has already left its
-            // tombstone. A lock from an earlier request was released by that end.
+            // tombstone. A lock from an earlier request was released by that end. So does a page that is left.
             let alive = async {
                 if mine.is_fresh {
-                    self.manager.parts.sessions.refuse_ended(&aid, until).await
+                    self.manager.parts.sessions.refuse_ended(&aid, self.page, until).await
                 } else {
                     Ok(())
                 }
@@ -371,11 +374,18 @@ impl RequestLocks {
             return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
         }
         let (began, mut has_waited) = (clock::now(), false);
+        // A waiter that has left must not take the lock of the page that was loaded instead.
+        let waits = page.filter(|_| how.wait != Wait::no());
+        let left = waits.map(|page| manager.parts.end_of(&wanted.aid.of_page(page)));
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
-            let acquired =
-                manager.parts.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
+            let acquired = tokio::select! {
+                biased;
+                () = came(left.as_ref()) => return Err(LockError::PageLeft),
+                acquired =
+                    manager.parts.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope) => acquired?,
+            };
             // A new deadline, but not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
@@ -391,6 +401,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if how.any_tab || !self.is_of_another_tab(&lock) {
+                        self.refuse_left(&lock, until).await?;
                         manager.parts.granting.told(&lock);
                         return Ok((Mine::new(lock)?, None, None));
                     }
@@ -416,6 +427,20 @@ impl RequestLocks {
             }
             // The lock is gone in the meantime, so it may be free now.
         }
+    }
+
+    /// This request has made the lock one of its page. If the beacon of that page has come before, it comes once more.
+    ///
+    /// # Errors
+    /// [`LockError::PageLeft`]
+    async fn refuse_left(&self, lock: &Lock, until: Instant) -> Result<()> {
+        let Some(page) = self.page else { return Ok(()) };
+        let parts = &self.manager.parts;
+        let refused = parts.sessions.refuse_ended(&lock.aid, Some(page), until).await;
+        if let Err(LockError::PageLeft) = refused {
+            parts.granting.page_left(lock, page, GRACE, until).await?;
+        }
+        refused
     }
 
     fn is_own(&self, lock: &Lock) -> bool {
@@ -461,6 +486,26 @@ impl RequestLocks {
             }
             Some(lock) => self.release(&Mine::new(lock)?, until).await,
         }
+    }
+
+    /// The page of this tab has been left, and may not know yet which lock it has been granted: its lock on the document
+    /// expires after `grace`. A lock that is granted to it later is given back at once, on every server.
+    pub(in crate::web) async fn leave(
+        &self,
+        key: &LockKey,
+        tab: Option<TabId>,
+        page: PageId,
+        grace: Duration,
+    ) -> Result<()> {
+        let Some(aid) = self.aid() else { return Ok(()) };
+        let (parts, until) = (&self.manager.parts, self.begin());
+        parts.sessions.end_page(&aid, page, until).await?;
+        let own = parts.reads.list_in(key.collection(), &aid, until).await?;
+        let is_of_tab = |lock: &Lock| tab.zip(lock.tab).is_none_or(|(this, that)| this == that);
+        if let Some(lock) = own.iter().find(|lock| lock.key == *key && is_of_tab(lock)) {
+            parts.granting.page_left(lock, page, grace, until).await?;
+        }
+        Ok(())
     }
 
     async fn keep_if_found<T>(
@@ -574,7 +619,7 @@ impl RequestLocks {
                 let Some(aid) = aid else { return Err(lost(None)) };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(|lock| is_among(offered, lock));
-                let lost = match self.manager.parts.sessions.refuse_ended(&aid, until).await {
+                let lost = match self.manager.parts.sessions.refuse_ended(&aid, None, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),

@@ -39,7 +39,7 @@ const TOOLS: &str = r"
 ";
 
 /// The result of an asynchronous function with this body.
-async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
+pub(super) async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
     let told: Value = page
         .run_async(&format!(
             "const done = arguments[0]; \
@@ -50,7 +50,7 @@ async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
 }
 
 /// An empty page of a person who has logged in.
-async fn empty_page(stage: &Stage) -> Page {
+pub(super) async fn empty_page(stage: &Stage) -> Page {
     let page = stage.person("alice").await;
     page.go(&stage.editor.url("/page.css")).await;
     page
@@ -416,7 +416,9 @@ async fn a_malformed_url_or_key_fails_alone() {
 /// An API on another port, with CORS, as the guide shows it.
 async fn api_for(page_origin: &str) -> String {
     let store = MemoryStore::new();
-    store.put("a".to_owned(), &Note { id: "a".to_owned() }).unwrap();
+    for id in ["a", "b", "c", "d"] {
+        store.put(id.to_owned(), &Note { id: id.to_owned() }).unwrap();
+    }
     let locks = LockManager::builder(store).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     async fn login(session: Session) -> impl Responder {
@@ -425,6 +427,21 @@ async fn api_for(page_origin: &str) -> String {
     }
     async fn save(note: HeldDoc<Note>) -> impl Responder {
         HttpResponse::Ok().body(note.id.clone())
+    }
+    /// A page that locks the first of these documents, and has a frame for each of the others; the last frame is in
+    /// another one.
+    async fn frames(ids: web::Path<String>) -> impl Responder {
+        let (own, inner) = match &*ids.into_inner() {
+            "a" => ("a", "<iframe src=/frames/b></iframe><iframe src=/frames/c></iframe>"),
+            "c" => ("c", "<iframe src=/frames/d></iframe>"),
+            "b" => ("b", ""),
+            _ => ("d", ""),
+        };
+        web::Html::new(format!(
+            "<title>Frames</title><link rel=icon href=data:,><script type=module>\
+             import {{ DocLock }} from '/locks/client.js'; \
+             window.lock = DocLock.open('/locks/note/{own}')</script>{inner}"
+        ))
     }
     let origin = page_origin.to_owned();
     let server = HttpServer::new(move || {
@@ -453,6 +470,7 @@ async fn api_for(page_origin: &str) -> String {
             .wrap(cors)
             .route("/login", web::post().to(login))
             .route("/note/{id}", web::put().to(save))
+            .route("/frames/{ids}", web::get().to(frames))
             .service(web::scope("/locks").configure(actix_doclock::lock_api))
     });
     let server = server.workers(1).bind(("127.0.0.1", 0)).unwrap();
