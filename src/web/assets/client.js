@@ -48,9 +48,16 @@ function uuid() {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
 }
 
+// All frames of a tab share the sessionStorage, and outlive a reload. Each frame counts as a tab of its own, and has its
+// place in the tree of frames as its name: the first frame in the third frame of the page is `/2/0`.
+function frame(of = window) {
+  if (of === of.parent) return '';
+  return `${frame(of.parent)}/${Array.from({ length: of.parent.length }, (_, n) => of.parent[n]).indexOf(of)}`;
+}
+
 const remembered = {   // storage may be forbidden: then each reload counts as a new tab
-  get: () => { try { return sessionStorage.getItem('doclock-tab'); } catch { return null; } },
-  set: id => { try { sessionStorage.setItem('doclock-tab', id); } catch { /* as above */ } },
+  get: () => { try { return sessionStorage.getItem('doclock-tab' + frame()); } catch { return null; } },
+  set: id => { try { sessionStorage.setItem('doclock-tab' + frame(), id); } catch { /* as above */ } },
 };
 
 let tabId = null, leaveTab = () => {};

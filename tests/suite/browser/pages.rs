@@ -596,3 +596,26 @@ async fn the_stream_of_a_browser_reports_the_documents_of_all_its_tabs_and_opens
     })
     .await;
 }
+
+#[actix_web::test]
+async fn a_reload_of_a_page_with_frames_keeps_the_locks_of_all_of_them() {
+    embedded(&[], async |stage| {
+        let api = api_for("http://127.0.0.1:1").await;
+        let page = stage.visitor().await;
+        page.go(&format!("{api}/frames/a")).await;
+        page.run_async::<()>(
+            "const done = arguments[0]; fetch('/login', { method: 'POST' }).then(() => done())",
+        )
+        .await;
+        let all = "[window, frames[0], frames[1], frames[1].frames[0]].map(it => it.lock?.token)";
+        let mut before = Vec::new();
+        for _ in 0..3 {
+            page.reload().await;
+            page.until(&format!("{all}.every(token => token)")).await;
+            let tokens: Vec<String> = page.run(&format!("return {all}")).await;
+            assert!(before.is_empty() || tokens == before, "{tokens:?} were {before:?}");
+            before = tokens;
+        }
+    })
+    .await;
+}
