@@ -35,8 +35,9 @@ use crate::{
     },
 };
 
-/// Proxies close idle connections, most of them after a minute, some after half a minute.
-const BEAT: Duration = Duration::from_secs(15);
+/// After this time without an event there is a beat. Proxies close idle connections, most of them after a minute, some
+/// after half a minute; and a page takes a stream for dead after 25 s. An event, because a page does not hear comments.
+const BEAT: Duration = Duration::from_secs(10);
 /// How long a stream lasts. Browsers open the next stream themselves. A client that may no longer open
 /// a stream learns it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
@@ -139,7 +140,7 @@ impl Listener {
             let first = match next {
                 Ok(event) => event?,
                 Err(_) if clock::now() >= self.until => return None,
-                Err(_) => return Some(": beat\n\n".to_owned()),
+                Err(_) => return Some("event: beat\ndata: {}\n\n".to_owned()),
             };
             let mut events = vec![first];
             // The policy is asked once for all that have arrived meanwhile.

@@ -19,7 +19,8 @@ const POLL_MS = 4_000;           // while there is no stream
 const TOUCH_MS = 5_000;          // between two notes to the other tabs that the person is active
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
-const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
+const SILENT_MS = 25_000;        // a stream without an event for this long is dead: the server sends a beat every 10 s
+const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync', 'beat'];
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -268,6 +269,7 @@ class Feed {
   #keys = new Map();          // the keys of each page of this browser
   #base; #channel; #source; #reported; #place; #resign; #timer; #failures = 0;
   #isLive = false;            // some tab has a stream
+  #heard = now();             // the last event of that stream
   #polled = performance.now();
 
   constructor(base) { this.#base = base; }
@@ -319,20 +321,26 @@ class Feed {
   /** Tells the other tabs at once that their state of this document may be outdated. */
   hint(key) { this.#channel?.postMessage({ type: 'hint', key }); }
 
-  /** After a sleep of the computer, the stream may be a dead connection. */
   reconnect() {
     this.#failures = 0;
     if (this.#source) this.#connect();
   }
 
-  /** Without a stream, pages poll. */
+  /** Without a stream, pages poll. A silent stream is opened anew, in whatever tab it is: that tab may be hidden. */
   poll() {
+    if (this.#isSilent()) this.#post({ type: 'silent' });
     if (this.#isLive || !visible() || performance.now() - this.#polled < POLL_MS) return;
     this.#polled = performance.now();
     for (const listener of this.#listeners.keys()) listener({ type: 'resync', isLive: false });
   }
 
+  #isSilent() {
+    const { wall, steady } = now();
+    return Math.max(wall - this.#heard.wall, steady - this.#heard.steady) > SILENT_MS;
+  }
+
   async #connect() {
+    this.#heard = now();
     const channel = this.#channel, id = await tab;
     if (!channel || channel !== this.#channel || extra) return;   // an EventSource sends no headers: this page polls
     clearTimeout(this.#timer);
@@ -367,12 +375,19 @@ class Feed {
   }
 
   #receive(event) {
+    if (KINDS.includes(event.type)) this.#heard = now();
     switch (event.type) {
+      case 'beat': return;
       case 'who':
         if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
         return this.announce();
       case 'keys': return this.#learn(event);
       case 'reconnect': return this.reconnect();
+      case 'silent':
+        if (!this.#isSilent()) return;   // another page was quicker
+        this.#heard = now();
+        this.reconnect();
+      // falls through
       case 'down':
         this.#isLive = false;
         this.#polled = performance.now();
@@ -925,12 +940,12 @@ if (globalThis.document) {   // a server that renders pages may import this file
     if (!navigator.locks) Feed.each(visible() ? 'join' : 'leave');   // own stream per page: only while visible
     if (visible()) PageLock.wake();
   });
-  // If the timers of a visible page stopped, the computer slept or its clock was set.
+  // If the timers of a visible page stopped, the computer slept or its clock was set: the stream may be a dead connection.
   let lastTick = Date.now();
   setInterval(() => {
     const overslept = visible() && Math.abs(Date.now() - lastTick) > 5000;
     lastTick = Date.now();
-    Feed.each(overslept ? 'reconnect' : 'poll');
+    Feed.each(overslept ? 'reopen' : 'poll');
     if (overslept) PageLock.wake();
     PageLock.each(lock => lock.tick());
   }, 1000);

@@ -619,3 +619,82 @@ async fn a_reload_of_a_page_with_frames_keeps_the_locks_of_all_of_them() {
     })
     .await;
 }
+
+/// A half-open connection raises no error. The stream may be in a hidden tab, whose timers are slow.
+#[actix_web::test]
+async fn a_stream_that_is_silent_or_was_open_during_a_sleep_is_opened_anew_in_whatever_tab_it_is() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let first = empty_page(stage).await;
+        first.run::<()>("window.setInterval = () => 0").await;
+        script::<()>(
+            &first,
+            "const Source = EventSource; \
+             window.EventSource = class extends Source { \
+                 addEventListener(type, listener) { \
+                     const number = streams.length; \
+                     super.addEventListener(type, it => number > dead && listener(it)); \
+                 } \
+             }; \
+             window.dead = 0; \
+             DocLock.events('/locks', () => {}); \
+             await until(() => streams.length)",
+        )
+        .await;
+        let opened = async || script::<usize>(&first, "return streams.length").await;
+        let silence =
+            "performance.now = (real => () => real() + 60_000)(performance.now.bind(performance))";
+        let sleep = "Date.now = (real => () => real() + 60_000)(Date.now)";
+        for (clock, is_dead) in [(silence, true), (sleep, false)] {
+            let before = opened().await;
+            let second = first.beside(&stage.editor.url("/page.css")).await;
+            script::<()>(
+                &second,
+                "let isLive = false; \
+                 DocLock.events('/locks', event => { isLive ||= event.isLive; }); \
+                 await until(() => isLive)",
+            )
+            .await;
+            assert_eq!(opened().await, before);
+            if is_dead {
+                first.run::<()>(&format!("window.dead = streams.length; {clock}")).await;
+            }
+            // In one step: chromedriver hides a tab when it turns to another one.
+            let said = if is_dead { "silent" } else { "reconnect" };
+            script::<()>(
+                &second,
+                &format!(
+                    "let said = ''; \
+                     new BroadcastChannel('doclock-feed:/locks').onmessage = ({{ data }}) => {{ said += data.type; }}; \
+                     {clock}; \
+                     await until(() => said.includes('{said}'))"
+                ),
+            )
+            .await;
+            eventually("a new stream", async || opened().await > before).await;
+            assert_eq!(script::<usize>(&second, "return streams.length").await, 0);
+            second.close().await;
+        }
+    })
+    .await;
+}
+
+/// The heartbeat of the server is heard, so that no stream that lives is opened anew.
+#[actix_web::test]
+async fn a_stream_without_changes_stays_open() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let beats: usize = script(
+            &page,
+            "const Source = EventSource, beats = []; \
+             window.EventSource = class extends Source { \
+                 constructor(url) { super(url); this.addEventListener('beat', it => beats.push(it.data)); } \
+             }; \
+             DocLock.events('/locks', () => {}); \
+             await until(() => beats.length > 1); \
+             return streams.length",
+        )
+        .await;
+        assert_eq!(beats, 1);
+    })
+    .await;
+}
