@@ -494,7 +494,7 @@ class PageLock {
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #news = null;          // the latest event that may have ended the lock
-  #line = null; #poll = null; #nudge = () => {}; #lookTimer;
+  #line = null; #poll = null; #nudge = () => {}; #lookTimer; #expiry;
 
   static of(url, mode) {
     const { base, path, key } = place(url), name = `${mode} ${path}`;
@@ -710,6 +710,8 @@ class PageLock {
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
     this.#ttl = Math.max(this.#ttl, ms);
     this.expiresAt = this.#until.wall;
+    clearTimeout(this.#expiry);
+    this.#expiry = setTimeout(() => this.expire(), ms + 5 - (performance.now() - sent.steady));
   }
 
   #gain(answer) {
@@ -889,10 +891,12 @@ class PageLock {
   /** The page is back, but its beacon was sent. */
   show() { this.token ? this.ask({}) : this.check(); }
 
-  tick() {
-    if (this.#state !== 'mine' || this.#isInTime()) return;
+  /** At the expiry, and each second after it until the server has said whether the lock is still there. */
+  expire() {
+    if (!this.token || this.#isInTime()) return;
+    if (this.#api.failures) return this.#lose();   // it cannot say so at the moment
     this.#changed();
-    if (!this.#api.failures) this.check();
+    this.check();
   }
 }
 
@@ -947,6 +951,6 @@ if (globalThis.document) {   // a server that renders pages may import this file
     lastTick = Date.now();
     Feed.each(overslept ? 'reopen' : 'poll');
     if (overslept) PageLock.wake();
-    PageLock.each(lock => lock.tick());
+    PageLock.each(lock => lock.expire());
   }, 1000);
 }

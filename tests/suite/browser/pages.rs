@@ -698,3 +698,26 @@ async fn a_stream_without_changes_stays_open() {
     })
     .await;
 }
+
+#[actix_web::test]
+async fn a_page_without_a_network_gives_its_lock_up_when_it_expires_and_says_so() {
+    embedded(&["--ttl-secs", "4"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "window.setInterval = () => 0;   /* nothing else looks at the time */ \
+             const { DocLock: Own } = await import('/locks/client.js?own'), told = []; \
+             const lock = Own.open(url(0), { onlost: ({ kind }) => told.push(kind), onchange: it => told.push(it.state) }); \
+             await until(() => lock.token); \
+             answer = () => { throw new TypeError('no network'); }; \
+             const shown = lock.expiresAt; \
+             await until(() => lock.offline); \
+             await until(() => lock.lost); \
+             const early = Date.now() < lock.expiresAt; \
+             return [early, told.includes('expired'), told.at(-1), lock.state, lock.token]",
+        )
+        .await;
+        assert_eq!(told, json!([false, true, "unknown", "unknown", null]));
+    })
+    .await;
+}
