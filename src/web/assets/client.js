@@ -123,8 +123,22 @@ const headers = async () => lastHeaders = {
 
 const aborted = signal => new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason), { once: true }));
 
-// Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page.
-async function request(method, url, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
+// What the answer to a call has, if it is the answer of the lock API.
+const PROMISED = {
+  lock: ({ body: { key, token, expires_in_ms: ms } }) => typeof key === 'string' && typeof token === 'string' && ms >= 0,
+  state: ({ body }) => typeof body.state === 'string',
+  states: ({ body }) => Array.isArray(body.locks),
+  beat: ({ body }) => Array.isArray(body.held) && Array.isArray(body.lost),
+  release: ({ status }) => status === 204,
+};
+const ANOTHER_PAGE = {
+  status: 401, code: 'login_required', title: 'Login required',
+  detail: 'another page has answered, perhaps a login page: log in, and try again',
+};
+
+// Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page. An answer that is not
+// what was `promised` is not `ok`, whatever its status.
+async function request(method, url, promised, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
   const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
   if (!extra) init.credentials = 'include';   // cookies, also to another origin
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
@@ -141,8 +155,9 @@ async function request(method, url, { body, signal, timeout = TIMEOUT_MS, keepal
     const text = await response.text();
     const date = Date.parse(response.headers.get('Date'));
     let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
-    try { told = JSON.parse(text); } catch { /* no content, or the error page of a proxy */ }
-    return { sent, date, status, ok, body: told };
+    try { told = Object(JSON.parse(text)); } catch { /* no content, or the error page of a proxy */ }
+    const answer = { sent, date, status, ok, body: told };
+    return !ok || promised(answer) ? answer : { ...answer, ok: false, body: ANOTHER_PAGE };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
   }
@@ -155,8 +170,8 @@ function sendLast(url, body) {
   else navigator.sendBeacon(url, body);   // sends no headers
 }
 
-// A temporary failure of the network, the database or a proxy: the request may succeed later.
-const isTrouble = answer => [0, 408, 429].includes(answer.status) || answer.status >= 500;
+// A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.
+const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
@@ -197,9 +212,9 @@ const AT_ONCE = 200;   // as many as the server allows
 async function lookAt(base, keys) {
   const found = new Map();
   for (let from = 0; from < keys.length; from += AT_ONCE) {
-    const answer = await request('POST', base + '/status', { body: { keys: keys.slice(from, from + AT_ONCE) } });
+    const answer = await request('POST', base + '/status', PROMISED.states, { body: { keys: keys.slice(from, from + AT_ONCE) } });
     if (!answer.ok) continue;
-    for (const body of answer.body.locks ?? []) found.set(body.key, standing({ ...answer, body }));
+    for (const body of answer.body.locks) found.set(body.key, standing({ ...answer, body }));
   }
   return found;
 }
@@ -426,7 +441,7 @@ export class DocLock extends EventTarget {
       const found = await lookAt(url.length ? place(url[0]).base : '', url.map(it => place(it).key));
       return url.map(it => found.get(place(it).key) ?? null);
     }
-    const answer = await request('GET', url);
+    const answer = await request('GET', url, PROMISED.state);
     return answer.ok ? standing(answer) : null;
   }
 
@@ -592,7 +607,7 @@ class PageLock {
     if (isNeeded) return;   // and released by its new keeper
     const url = this.url + '/release';
     PageLock.#unheard.set(body, url);
-    const answer = await request('POST', url, { body, keepalive: true });
+    const answer = await request('POST', url, PROMISED.release, { body, keepalive: true });
     this.#api.feed.hint(this.key);
     const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
     if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
@@ -644,7 +659,7 @@ class PageLock {
   async #post(body, options) {
     const turn = this.#turn, ends = this.#ends;
     this.#wanted = true;
-    const answer = await request('POST', this.url, { body: { mode: this.mode, ...body }, ...options });
+    const answer = await request('POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, ...options });
     if (answer.aborted) return answer;
     PageLock.#note(this.#api, answer);
     this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
@@ -670,7 +685,7 @@ class PageLock {
 
   async #look() {
     if (!this.viewers.size || this.busy || !visible()) return;
-    const turn = ++this.#turn, answer = await request('GET', this.url);
+    const turn = ++this.#turn, answer = await request('GET', this.url, PROMISED.state);
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
     if (answer.ok) this.#saw(standing(answer));
@@ -754,7 +769,8 @@ class PageLock {
     const response = await fetch(url, { ...init, headers: all });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
     if (response.ok && releases) {
-      for (const lock of locks) lock.#free();
+      // If it was redirected, perhaps to a login page, the locks may be there still.
+      for (const lock of locks) if (!response.redirected || await lock.#isGone()) lock.#free();
     } else if (locks.length > 1 && [401, 409, 412, 423].includes(response.status)) {
       await this.check();   // tells which of them is lost
     } else if (response.status === 401) {
@@ -765,6 +781,11 @@ class PageLock {
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
+  }
+
+  async #isGone() {
+    const answer = await request('GET', this.url, PROMISED.state);
+    return answer.ok && answer.body.state !== 'mine';
   }
 
   #free() {
@@ -850,7 +871,7 @@ class PageLock {
     const believed = [...api.locks.values()].filter(lock => lock.token).map(lock => ({ lock, token: lock.token, turn: lock.#turn }));
     if (!believed.length) return;
     const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
-    const answer = await request('POST', api.base + '/heartbeat', { body: { locks } });
+    const answer = await request('POST', api.base + '/heartbeat', PROMISED.beat, { body: { locks } });
     PageLock.#note(api, answer, true);
     if (!answer.ok && answer.status !== 401) return;
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));

@@ -721,3 +721,72 @@ async fn a_page_without_a_network_gives_its_lock_up_when_it_expires_and_says_so(
     })
     .await;
 }
+
+/// The guard of an application redirects to its login page.
+#[actix_web::test]
+async fn the_page_of_a_login_is_not_taken_for_an_answer() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const html = () => new Response('<h1>Log in</h1>', { headers: { 'Content-Type': 'text/html' } }); \
+             const told = {}, seen = it => [it.state, it.problem?.code ?? null, Boolean(it.token), it.offline]; \
+             const held = DocLock.open(url(0), { onlost: () => { told.isLost = true; } }); \
+             await until(() => held.token); \
+             answer = html; \
+             await held.check(); \
+             told.beat = seen(held); \
+             const lock = DocLock.open(url(1), { onheld: () => { told.isHeld = true; } }); \
+             await until(() => lock.problem && !lock.busy); \
+             told.acquire = seen(lock); \
+             const empty = DocLock.open(url(2), { acquire: false }); \
+             await until(() => empty.problem); \
+             told.look = [...seen(empty), await DocLock.look(url(2)), (await DocLock.look([url(2)]))[0]]; \
+             told.list = [...(await new Promise(done => DocLock.list('/locks', [key(2)], done))).values()]; \
+             answer = () => new Response('[]'); \
+             await held.check(); \
+             told.json = seen(held); \
+             const isRelease = it => it.url === url(0) + '/release'; \
+             answer = (it, real) => isRelease(it) && sent.filter(isRelease).length < 2 ? html() : real(); \
+             await held.close(); \
+             while ((await DocLock.look(url(0))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             return told",
+        )
+        .await;
+        assert_eq!(
+            told,
+            json!({
+                "beat": ["mine", "login_required", true, false],
+                "acquire": ["unknown", "login_required", false, false],
+                "look": ["unknown", "login_required", false, false, null, null],
+                "list": [null],
+                "json": ["mine", "login_required", true, false],
+            })
+        );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_save_that_is_redirected_to_another_page_releases_nothing_by_itself() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const redirected = answer => Object.defineProperty(answer, 'redirected', { value: true }); \
+             const lock = DocLock.open(url(0)), init = { method: 'PUT', body: '{\"title\":\"t\",\"body\":\"b\"}', \
+                 headers: { 'Content-Type': 'application/json' } }; \
+             await until(() => lock.token); \
+             const save = () => lock.fetch(doc(0) + '?release=true', init, { releases: true }); \
+             answer = (it, real) => it.url.startsWith(doc(0)) ? redirected(new Response('<h1>Log in</h1>')) : real(); \
+             await save(); \
+             const states = [lock.state]; \
+             answer = async (it, real) => it.url.startsWith(doc(0)) ? redirected(await real()) : real(); \
+             await save(); \
+             return [...states, lock.state, lock.lost]",
+        )
+        .await;
+        assert_eq!(told, json!(["mine", "free", null]));
+    })
+    .await;
+}
