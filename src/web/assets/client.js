@@ -14,6 +14,7 @@
 
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
+const KEEP_PLACE_MS = 2_500;     // a waiter that asks again within three seconds keeps its place in the queue
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // while there is no stream
 const TOUCH_MS = 5_000;          // between two notes to the other tabs that the person is active
@@ -262,6 +263,20 @@ class List {
     }
     this.#isLooking = false;
   }
+}
+
+// HTTP/1.1 allows six connections to a server, and a waiting request takes one. So only one page of a browser waits at a
+// time, and the others ask often; on plain http, where there are no Web Locks, the visible pages wait.
+const isNarrow = () => !/^h[23]/.test(performance.getEntriesByType('navigation')[0]?.nextHopProtocol);
+
+/** A function that ends the turn of this page to wait; `null` if it is the turn of another page. */
+function turnToWait(base) {
+  if (!isNarrow()) return () => {};
+  if (!navigator.locks) return visible() ? () => {} : null;
+  return new Promise(begin => {
+    navigator.locks.request('doclock-wait:' + base, { ifAvailable: true }, turn =>
+      turn ? new Promise(end => begin(end)) : begin(null)).catch(() => begin(null));
+  });
 }
 
 // ---- the feed: tells every page of this browser about the locks -----------------------------
@@ -624,28 +639,32 @@ class PageLock {
   }
 
   async #standInLine(line, by, waitIdleMs) {
-    let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: show the holder at once
-    let failures = 0;
+    let isFirst = this.#state === 'unknown', failures = 0;   // the first request shows the holder at once
     while (this.#line === line) {
+      const endTurn = isFirst ? null : await turnToWait(this.#api.base);
       await tails.get(this.url);
-      if (this.#line !== line) return;
+      if (this.#line !== line) return endTurn?.();
       if (this.token || idleMs() > waitIdleMs) {
+        endTurn?.();
         this.stopWaiting();
         this.#tellOnce(by);
         return this.check();
       }
+      const waitMs = isFirst ? 0 : endTurn ? WAIT_MS : 1;
       const began = performance.now(), sentBy = page, poll = this.#poll = new AbortController();
       const ask = () => this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
       // In order if it is short: whoever gives up waits for its answer, and knows what must be released.
-      const answer = await (waitMs ? ask() : inOrder(this.url, ask));
+      const answer = await (endTurn ? ask() : inOrder(this.url, ask));
+      endTurn?.();
       if (this.#poll === poll) this.#poll = null;
       if (answer.aborted || sentBy !== page) continue;   // the page was left meanwhile, and is back
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
       // Refused without a wait: another tab of this person holds the lock, so waiting does not help.
-      else if (waitMs && performance.now() - began < 1000) await this.#pause(WAIT_MS);
-      waitMs = WAIT_MS;
+      else if (this.#state === 'mine_elsewhere' || endTurn && performance.now() - began < 1000) await this.#pause(WAIT_MS);
+      else if (!endTurn && !isFirst) await this.#pause(KEEP_PLACE_MS);
+      isFirst = false;
     }
   }
 

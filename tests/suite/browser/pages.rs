@@ -790,3 +790,48 @@ async fn a_save_that_is_redirected_to_another_page_releases_nothing_by_itself() 
     })
     .await;
 }
+
+/// HTTP/1.1 allows six connections to a server. On plain http the visible pages wait.
+#[actix_web::test]
+async fn of_all_pages_of_a_browser_one_has_a_waiting_request() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let holder = stage.person("bob").await;
+        edit_first(&holder).await;
+        let mut pages = vec![empty_page(stage).await];
+        for _ in 1..7 {
+            pages.push(pages[0].beside(&stage.editor.url("/page.css")).await);
+        }
+        for page in &pages {
+            script::<()>(
+                page,
+                "window.long = 0; \
+                 const real = window.fetch; \
+                 window.fetch = async (url, init) => { \
+                     const waits = init?.body?.includes('\"wait_ms\":25'); \
+                     if (waits) long++; \
+                     try { return await real(url, init); } finally { if (waits) long--; } \
+                 }; \
+                 window.one = DocLock.open(url(0), { wait: true }); \
+                 await until(() => sent.some(it => it.body?.includes('\"wait_ms\":1}') || long)); \
+                 return null",
+            )
+            .await;
+        }
+        let mut waiting = 0;
+        for page in &pages {
+            waiting += page.run::<i32>("return long").await;
+        }
+        assert!(waiting <= 1, "{waiting}");
+        script::<()>(&pages[0], "await fetch('/api/workitem'); return null").await;
+        holder.click("close").await;
+        eventually("one of them has it", async || {
+            let mut held = 0;
+            for page in &pages {
+                held += page.run::<i32>("return Number(one.state === 'mine')").await;
+            }
+            held == 1
+        })
+        .await;
+    })
+    .await;
+}
