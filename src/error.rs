@@ -37,6 +37,10 @@ pub enum LockError {
     #[error("no lock is taken for a page that is only preloaded")]
     Speculative,
 
+    /// The page that has asked for this lock has been left meanwhile: its beacon has come. No lock is kept. (409)
+    #[error("the page that has asked for this lock has been left")]
+    PageLeft,
+
     /// The wait for the lock would never end: its holder waits, directly or through others, for a lock
     /// that this session or job holds. Release a lock, and try again. (423)
     #[error("waiting for {key} would never end: its holder waits for a lock that is held here")]

@@ -44,6 +44,12 @@ impl Aid {
         Self(format!("{JOB}{}", random::uuid()))
     }
 
+    /// The name under which a store remembers that this page of the session has been left.
+    #[must_use]
+    pub fn of_page(&self, page: PageId) -> Self {
+        Self(format!("{}/{page}", self.0))
+    }
+
     /// True if this is a job, and not the session of a person or client. Jobs of versions before 0.2 look like
     /// sessions.
     #[must_use]

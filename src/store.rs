@@ -464,6 +464,15 @@ pub trait Sessions: Locks {
         }
     }
 
+    /// Remembers for a day that a page has been left, so that [`last_ends`](Self::last_ends) tells it as a permanent end.
+    /// `page` is the [name](Aid::of_page) of a page of a session. Removes no lock, and nobody is told.
+    ///
+    /// As with the end of a session, this is recorded before the locks of the page are released, and a caller acquires
+    /// first and asks second. By default nothing is remembered.
+    fn end_page(&self, _page: &Aid, _until: Deadline) -> impl Verb<()> {
+        async { Ok(()) }
+    }
+
     /// How each of these sessions last ended or became idle, if the store still remembers it. A permanent end stays
     /// the last one.
     fn last_ends(&self, aids: &[Aid], _until: Deadline) -> impl Verb<Vec<Option<LastEnd>>> {
@@ -640,6 +649,7 @@ erase! {
             collections: &'a [&'a str],
             worker: Uuid
         ) -> Ended;
+        fn end_page(page: &'a Aid) -> ();
         fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
         fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
         fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;

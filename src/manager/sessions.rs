@@ -1,7 +1,7 @@
 //! The sessions that hold locks: their activity, and their ends.
 
 use std::{
-    slice,
+    iter, slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,7 +16,7 @@ use crate::{
     ended::EndReason,
     error::{LockError, Result, StoreError},
     key::LockKey,
-    lock::{Aid, Lock},
+    lock::{Aid, Lock, PageId},
     manager::{
         background::listener::Announce, calls, calls::Calls, collections::Collections, observe,
         reads::Reads, watch::ends::Served, watched::Seen,
@@ -188,19 +188,46 @@ impl Sessions {
     }
 
     pub(super) async fn last_end(&self, aid: &Aid, until: Instant) -> Result<Option<LastEnd>> {
-        let ends = self.calls.run("last_ends", until, aid.clone(), |store, aid, until| {
-            store.last_ends(slice::from_ref(aid), until)
-        });
-        Ok(ends.await?.pop().flatten())
+        Ok(self.last_ends(vec![aid.clone()], until).await?.swap_remove(0))
+    }
+
+    async fn last_ends(&self, aids: Vec<Aid>, until: Instant) -> Result<Vec<Option<LastEnd>>> {
+        let ends = self
+            .calls
+            .run("last_ends", until, aids, |store, aids, until| store.last_ends(aids, until));
+        ends.await
     }
 
     /// # Errors
-    /// [`LockError::SessionEnded`] if the session has ended permanently.
-    pub(crate) async fn refuse_ended(&self, aid: &Aid, until: Instant) -> Result<()> {
-        match self.last_end(aid, until).await? {
-            Some(LastEnd { for_good: true, ago, .. }) => Err(LockError::SessionEnded { ago }),
+    /// [`LockError::SessionEnded`] if the session has ended permanently, [`LockError::PageLeft`] if this page of it has
+    /// been left.
+    pub(crate) async fn refuse_ended(
+        &self,
+        aid: &Aid,
+        page: Option<PageId>,
+        until: Instant,
+    ) -> Result<()> {
+        let aids = iter::once(aid.clone()).chain(page.map(|page| aid.of_page(page))).collect();
+        let ends = self.last_ends(aids, until).await?;
+        match &ends[..] {
+            [Some(LastEnd { for_good: true, ago, .. }), ..] => {
+                Err(LockError::SessionEnded { ago: *ago })
+            }
+            [_, Some(_)] => Err(LockError::PageLeft),
             _ => Ok(()),
         }
+    }
+
+    /// Remembers that this page of the session has been left: from now on it is refused what it has asked for, on every
+    /// server.
+    pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
+        let page = aid.of_page(page);
+        let noted = self
+            .calls
+            .run("end_page", until, page.clone(), |store, page, until| store.end_page(page, until));
+        noted.await?;
+        self.served.ended(&page);
+        Ok(())
     }
 
     /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of

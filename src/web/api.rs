@@ -82,7 +82,9 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   lists all locks of the session.
 /// - `release` accepts `{"token": "…"}`, because `sendBeacon` cannot set headers, and then releases only
 ///   that acquisition. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless
-///   the session asks for the lock before. So a page that is reloaded keeps its lock.
+///   the session asks for the lock before. So a page that is reloaded keeps its lock. With `"page"` and without a token,
+///   the page has been left and may not know its token: its lock on the document is released, and whatever it is granted
+///   later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
 /// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
 ///   broken.
@@ -99,8 +101,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// The stream of events begins with `resync`, which is also sent after each gap: the page should then
 /// read everything again. The other events are `acquired`, `released`, `expired`, `broken` and
 /// `session_ended`. They carry the document, the holder, and whose lock it is or was: `mine`,
-/// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
-/// event there is a comment.
+/// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 10 s without an
+/// event there is a `beat`.
 ///
 /// Where people are [identified](crate::web::LockingSession::identify), only identified people look and lock: a
 /// visitor gets 401. The [access policy](crate::web::LockingSession::access_policy) decides for each document; its
@@ -218,9 +220,11 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine>
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ReleaseBody {
-    /// The acquisition to release. `sendBeacon` cannot set a header.
+    /// The acquisition to release. `sendBeacon` cannot set a header, neither for this nor for what follows.
     token: Option<String>,
-    /// The load of the page that is being closed. A beacon cannot set a header for this either.
+    /// The tab of the page that is being left.
+    tab: Option<String>,
+    /// The load of that page.
     page: Option<String>,
     grace_ms: u64,
 }
@@ -235,15 +239,22 @@ async fn release(
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let mut tokens = locks.offered()?.to_vec();
-    let ReleaseBody { token, page, grace_ms } = read(body)?;
+    let ReleaseBody { token, tab, page, grace_ms } = read(body)?;
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
-    let page = page.and_then(|page| page.parse().ok()).or(locks.page);
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
-        locks.release_key(&key).await?;
+        match page.as_deref().map(str::parse) {
+            None => drop(locks.release_key(&key).await?),
+            Some(Ok(page)) => {
+                let tab = tab.and_then(|tab| tab.parse().ok());
+                locks.leave(&key, tab, page, grace).await?;
+            }
+            Some(Err(_)) => return Err(bad_request("a page must be a UUID")),
+        }
     }
+    let page = page.and_then(|page| page.parse().ok()).or(locks.page);
     let until = locks.begin();
     if let Some(aid) = locks.aid() {
         for token in tokens {

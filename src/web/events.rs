@@ -22,7 +22,11 @@ use crate::{
     clock,
     event::LockEvent,
     lock::{Aid, Lock, Mode, TabId},
-    manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
+    manager::watch::{
+        ends::{EndOf, came},
+        events::LockEvents,
+        streams::Admitted,
+    },
     web::{
         Problem,
         access::Permissions,
@@ -31,8 +35,9 @@ use crate::{
     },
 };
 
-/// Proxies close idle connections, most of them after a minute, some after half a minute.
-const BEAT: Duration = Duration::from_secs(15);
+/// After this time without an event there is a beat. Proxies close idle connections, most of them after a minute, some
+/// after half a minute; and a page takes a stream for dead after 25 s. An event, because a page does not hear comments.
+const BEAT: Duration = Duration::from_secs(10);
 /// How long a stream lasts. Browsers open the next stream themselves. A client that may no longer open
 /// a stream learns it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
@@ -115,14 +120,6 @@ pub(super) async fn stream(
         .streaming(messages))
 }
 
-/// Resolves when the session has ended; never, if there is no session.
-async fn ended(end: Option<&EndOf>) {
-    match end {
-        Some(end) => end.came().await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Listener {
     /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
@@ -134,7 +131,7 @@ impl Listener {
             let beat = BEAT.min(self.until.saturating_duration_since(clock::now()));
             let next = tokio::select! {
                 biased;
-                () = ended(self.end.as_ref()), if !self.has_ended => {
+                () = came(self.end.as_ref()), if !self.has_ended => {
                     self.has_ended = true;
                     self.until = clock::now() + FAREWELL;
                     continue;
@@ -144,7 +141,7 @@ impl Listener {
             let first = match next {
                 Ok(event) => event?,
                 Err(_) if clock::now() >= self.until => return None,
-                Err(_) => return Some(": beat\n\n".to_owned()),
+                Err(_) => return Some("event: beat\ndata: {}\n\n".to_owned()),
             };
             let mut events = vec![first];
             // The policy is asked once for all that have arrived meanwhile.

@@ -199,6 +199,7 @@ impl From<&LockError> for Problem {
                     .retry_after(ASK_AGAIN_AFTER)
             }
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
+            LockError::PageLeft => problem(StatusCode::CONFLICT, "page_left"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
             LockError::TooManyWaiters { .. } => {
                 busy("too_many_waiters").retry_after(ASK_AGAIN_AFTER)

@@ -410,7 +410,7 @@ impl RequestLocks {
         let end = match &aid {
             // In an outage, the answer does not wait for a second deadline.
             _ if answer.is_server_error() => return unknown,
-            Some(aid) => self.manager.parts.sessions.refuse_ended(aid, self.begin()).await,
+            Some(aid) => self.manager.parts.sessions.refuse_ended(aid, None, self.begin()).await,
             None => Ok(()),
         };
         match end {

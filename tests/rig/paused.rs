@@ -157,6 +157,9 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Sessions for Pau
     ) -> Result<Ended, StoreError> {
         self.paused(self.store.end_session(aid, reason, collections, worker, until)).await
     }
+    async fn end_page(&self, page: &Aid, until: Deadline) -> Result<(), StoreError> {
+        self.paused(self.store.end_page(page, until)).await
+    }
     async fn last_ends(
         &self,
         aids: &[Aid],

@@ -1,6 +1,7 @@
 //! Tells the streams that serve a session for long that the session has ended, on whatever server.
 
 use std::{
+    future::pending,
     mem,
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -59,6 +60,14 @@ impl EndOf {
 
     pub(crate) fn has_come(&self) -> bool {
         self.ended.is_cancelled()
+    }
+}
+
+/// Resolves when this end has come; never, if there is none to wait for.
+pub(crate) async fn came(end: Option<&EndOf>) {
+    match end {
+        Some(end) => end.came().await,
+        None => pending().await,
     }
 }
 

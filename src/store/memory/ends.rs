@@ -111,6 +111,13 @@ impl Ends {
         named
     }
 
+    /// A page of a session has been left. Nobody is told.
+    pub(super) fn page(&mut self, page: &Aid, now: Duration) {
+        self.forget_old(now);
+        let end = || End { announced: true, ..End::new(EndReason::LoggedOut, true, now) };
+        self.of.entry(page.clone()).or_insert_with(end);
+    }
+
     /// True if an earlier idle timeout of this session is being announced at the moment.
     pub(super) fn is_being_announced(&self, aid: &Aid, now: Duration) -> bool {
         self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))

@@ -34,6 +34,13 @@ impl Sessions for MemoryStore {
         Ok(Ended { locks, more: 0 })
     }
 
+    async fn end_page(&self, page: &Aid, _until: Deadline) -> StoreResult<()> {
+        let mut state = self.state.lock();
+        let now = state.now();
+        state.ends.page(page, now);
+        Ok(())
+    }
+
     async fn last_ends(&self, aids: &[Aid], _until: Deadline) -> StoreResult<Vec<Option<LastEnd>>> {
         let state = self.state.lock();
         let now = state.now();

@@ -1,5 +1,5 @@
 //! The ends of sessions, and the outbox. Unfinished work is recorded in `doclock.ended`, so that any server can
-//! continue where another one stopped. That collection has three kinds of records.
+//! continue where another one stopped. That collection has four kinds of records.
 //!
 //! An end:
 //! ```text
@@ -38,6 +38,8 @@
 //!   c: "<collection>", id: <_id>,   // what was locked
 //!   lease: "<token>/<ms of its last renewal>" }
 //! ```
+//!
+//! A page that has been left, which takes no lock any more: `{ _id: "<aid>/<page>", ts: <Date> }`.
 //! indexes: ts (TTL), step (partial)
 
 use std::{
@@ -88,6 +90,9 @@ impl Sessions for MongoStore {
         end_session(aid: &Aid, reason: EndReason, collections: &[&str], worker: Uuid) -> Ended:
             self.ends(collections, worker, until).end_session(aid, reason),
             "ending a session";
+        end_page(page: &Aid) -> ():
+            self.ends(&[], Uuid::nil(), until).end_page(page),
+            "noting that a page has been left";
         last_ends(aids: &[Aid]) -> Vec<Option<LastEnd>>:
             self.ends(&[], Uuid::nil(), until).last_ends(aids),
             "asking how sessions have ended";
@@ -210,6 +215,12 @@ impl Ends<'_> {
         }
         let more = all.saturating_sub(released.len());
         Ok(Ended { locks: released, more })
+    }
+
+    // update, an upsert, returns: noted. A repetition changes nothing.
+    async fn end_page(&self, page: &Aid) -> Result<()> {
+        let since = doc! { "$set": { "ts": { "$ifNull": ["$ts", "$$NOW"] } } };
+        self.write(by_aid(page), &Write::Upsert(vec![since])).await.map(drop)
     }
 
     // find returns for each session: how it ended last; or a note of expired locks, which is no end; or

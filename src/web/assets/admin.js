@@ -20,7 +20,11 @@ async function ask(method, path, body) {
     const answer = await fetch(new URL(path, import.meta.url), init);
     const text = await answer.text(), date = Date.parse(answer.headers.get('Date'));
     const broken = answer.headers.get('Doclock-Broken');
-    return { ok: answer.ok, status: answer.status, at: Date.now(), date, broken, body: text ? JSON.parse(text) : {} };
+    const read = { ok: answer.ok, status: answer.status, at: Date.now(), date, broken, body: {} };
+    try { read.body = text ? Object(JSON.parse(text)) : {}; } catch { /* no answer of ours */ }
+    if (!read.ok || (body ? answer.status === 204 : Array.isArray(read.body.locks))) return read;
+    const detail = 'Another page has answered, perhaps a login page. Log in, and load this page again.';
+    return { ok: false, status: 401, body: { detail } };
   } catch {
     return { ok: false, status: 0, body: {} };
   }

@@ -14,12 +14,14 @@
 
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
+const KEEP_PLACE_MS = 2_500;     // a waiter that asks again within three seconds keeps its place in the queue
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // while there is no stream
 const TOUCH_MS = 5_000;          // between two notes to the other tabs that the person is active
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
-const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
+const SILENT_MS = 25_000;        // a stream without an event for this long is dead: the server sends a beat every 10 s
+const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync', 'beat'];
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -48,9 +50,16 @@ function uuid() {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
 }
 
+// All frames of a tab share the sessionStorage, and outlive a reload. Each frame counts as a tab of its own, and has its
+// place in the tree of frames as its name: the first frame in the third frame of the page is `/2/0`.
+function frame(of = window) {
+  if (of === of.parent) return '';
+  return `${frame(of.parent)}/${Array.from({ length: of.parent.length }, (_, n) => of.parent[n]).indexOf(of)}`;
+}
+
 const remembered = {   // storage may be forbidden: then each reload counts as a new tab
-  get: () => { try { return sessionStorage.getItem('doclock-tab'); } catch { return null; } },
-  set: id => { try { sessionStorage.setItem('doclock-tab', id); } catch { /* as above */ } },
+  get: () => { try { return sessionStorage.getItem('doclock-tab' + frame()); } catch { return null; } },
+  set: id => { try { sessionStorage.setItem('doclock-tab' + frame(), id); } catch { /* as above */ } },
 };
 
 let tabId = null, leaveTab = () => {};
@@ -93,7 +102,7 @@ async function nameTab() {
   return id;
 }
 
-let tab, page;       // `page` is this load: the beacon of an older load may arrive after its first request
+let tab, page, isLeft = false;   // `page` is this load: the beacon of an older load may arrive after its first request
 let touched = now(), told = -Infinity, otherTabs = null;
 function touch() {
   touched = now();
@@ -115,12 +124,28 @@ const headers = async () => lastHeaders = {
 
 const aborted = signal => new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason), { once: true }));
 
-// Never rejects: a missing answer is `status: 0`.
-async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
-  const init = { method, cache: 'no-store', signal: AbortSignal.timeout(timeout) };
+// What the answer to a call has, if it is the answer of the lock API.
+const PROMISED = {
+  lock: ({ body: { key, token, expires_in_ms: ms } }) => typeof key === 'string' && typeof token === 'string' && ms >= 0,
+  state: ({ body }) => typeof body.state === 'string',
+  states: ({ body }) => Array.isArray(body.locks),
+  beat: ({ body }) => Array.isArray(body.held) && Array.isArray(body.lost),
+  release: ({ status }) => status === 204,
+};
+const ANOTHER_PAGE = {
+  status: 401, code: 'login_required', title: 'Login required',
+  detail: 'another page has answered, perhaps a login page: log in, and try again',
+};
+
+// Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page. An answer that is not
+// what was `promised` is not `ok`, whatever its status.
+async function request(method, url, promised, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
+  const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
   if (!extra) init.credentials = 'include';   // cookies, also to another origin
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
   const sent = now();
+  // The scripts of a page that is left run on for a moment, and no beacon follows what they would ask for.
+  if (isLeft && !keepalive) return { sent, status: 0, ok: false, body: {} };
   try {
     init.headers = await Promise.race([headers(), aborted(init.signal)]);
     if (body) {
@@ -131,15 +156,23 @@ async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {})
     const text = await response.text();
     const date = Date.parse(response.headers.get('Date'));
     let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
-    try { told = JSON.parse(text); } catch { /* no content, or the error page of a proxy */ }
-    return { sent, date, status, ok, body: told };
+    try { told = Object(JSON.parse(text)); } catch { /* no content, or the error page of a proxy */ }
+    const answer = { sent, date, status, ok, body: told };
+    return !ok || promised(answer) ? answer : { ...answer, ok: false, body: ANOTHER_PAGE };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
   }
 }
 
-// A temporary failure of the network, the database or a proxy: the request may succeed later.
-const isTrouble = answer => [0, 408, 429].includes(answer.status) || answer.status >= 500;
+/** To the server although this page is being left: no answer is heard. */
+function sendLast(url, body) {
+  body = JSON.stringify(body);
+  if (extra) fetch(url, { method: 'POST', body, headers: lastHeaders, keepalive: true }).catch(() => {});
+  else navigator.sendBeacon(url, body);   // sends no headers
+}
+
+// A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.
+const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
@@ -180,9 +213,9 @@ const AT_ONCE = 200;   // as many as the server allows
 async function lookAt(base, keys) {
   const found = new Map();
   for (let from = 0; from < keys.length; from += AT_ONCE) {
-    const answer = await request('POST', base + '/status', { body: { keys: keys.slice(from, from + AT_ONCE) } });
+    const answer = await request('POST', base + '/status', PROMISED.states, { body: { keys: keys.slice(from, from + AT_ONCE) } });
     if (!answer.ok) continue;
-    for (const body of answer.body.locks ?? []) found.set(body.key, standing({ ...answer, body }));
+    for (const body of answer.body.locks) found.set(body.key, standing({ ...answer, body }));
   }
   return found;
 }
@@ -232,6 +265,20 @@ class List {
   }
 }
 
+// HTTP/1.1 allows six connections to a server, and a waiting request takes one. So only one page of a browser waits at a
+// time, and the others ask often; on plain http, where there are no Web Locks, the visible pages wait.
+const isNarrow = () => !/^h[23]/.test(performance.getEntriesByType('navigation')[0]?.nextHopProtocol);
+
+/** A function that ends the turn of this page to wait; `null` if it is the turn of another page. */
+function turnToWait(base) {
+  if (!isNarrow()) return () => {};
+  if (!navigator.locks) return visible() ? () => {} : null;
+  return new Promise(begin => {
+    navigator.locks.request('doclock-wait:' + base, { ifAvailable: true }, turn =>
+      turn ? new Promise(end => begin(end)) : begin(null)).catch(() => begin(null));
+  });
+}
+
 // ---- the feed: tells every page of this browser about the locks -----------------------------
 
 // HTTP/1.1 allows six connections to a server: with a stream for each tab, the seventh tab would have
@@ -252,6 +299,7 @@ class Feed {
   #keys = new Map();          // the keys of each page of this browser
   #base; #channel; #source; #reported; #place; #resign; #timer; #failures = 0;
   #isLive = false;            // some tab has a stream
+  #heard = now();             // the last event of that stream
   #polled = performance.now();
 
   constructor(base) { this.#base = base; }
@@ -303,20 +351,26 @@ class Feed {
   /** Tells the other tabs at once that their state of this document may be outdated. */
   hint(key) { this.#channel?.postMessage({ type: 'hint', key }); }
 
-  /** After a sleep of the computer, the stream may be a dead connection. */
   reconnect() {
     this.#failures = 0;
     if (this.#source) this.#connect();
   }
 
-  /** Without a stream, pages poll. */
+  /** Without a stream, pages poll. A silent stream is opened anew, in whatever tab it is: that tab may be hidden. */
   poll() {
+    if (this.#isSilent()) this.#post({ type: 'silent' });
     if (this.#isLive || !visible() || performance.now() - this.#polled < POLL_MS) return;
     this.#polled = performance.now();
     for (const listener of this.#listeners.keys()) listener({ type: 'resync', isLive: false });
   }
 
+  #isSilent() {
+    const { wall, steady } = now();
+    return Math.max(wall - this.#heard.wall, steady - this.#heard.steady) > SILENT_MS;
+  }
+
   async #connect() {
+    this.#heard = now();
     const channel = this.#channel, id = await tab;
     if (!channel || channel !== this.#channel || extra) return;   // an EventSource sends no headers: this page polls
     clearTimeout(this.#timer);
@@ -351,12 +405,19 @@ class Feed {
   }
 
   #receive(event) {
+    if (KINDS.includes(event.type)) this.#heard = now();
     switch (event.type) {
+      case 'beat': return;
       case 'who':
         if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
         return this.announce();
       case 'keys': return this.#learn(event);
       case 'reconnect': return this.reconnect();
+      case 'silent':
+        if (!this.#isSilent()) return;   // another page was quicker
+        this.#heard = now();
+        this.reconnect();
+      // falls through
       case 'down':
         this.#isLive = false;
         this.#polled = performance.now();
@@ -395,7 +456,7 @@ export class DocLock extends EventTarget {
       const found = await lookAt(url.length ? place(url[0]).base : '', url.map(it => place(it).key));
       return url.map(it => found.get(place(it).key) ?? null);
     }
-    const answer = await request('GET', url);
+    const answer = await request('GET', url, PROMISED.state);
     return answer.ok ? standing(answer) : null;
   }
 
@@ -454,15 +515,16 @@ class PageLock {
   viewers = new Set();   // the `DocLock`s that are open
 
   static #apis = new Map();
+  static #unheard = new Map();   // the bodies of releases that no server has confirmed yet, each with its URL
   #api; #name; #state = 'unknown'; #until = null; #ttl = 0; #problem = null;
   #keepers = new Map();  // the viewers that need the lock, each with the token that it was told of, or ''
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
   #ends = 0;             // events that may have ended the lock of this page
-  #wanted = false;       // requested, but no answer arrived: this page may hold the lock
+  #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #news = null;          // the latest event that may have ended the lock
-  #line = null; #poll = null; #nudge = () => {}; #lookTimer;
+  #line = null; #poll = null; #nudge = () => {}; #lookTimer; #expiry;
 
   static of(url, mode) {
     const { base, path, key } = place(url), name = `${mode} ${path}`;
@@ -556,11 +618,15 @@ class PageLock {
   // Until the server has heard it: otherwise the lock would live as long as its tab.
   async #release(body, failures = 0) {
     const isNeeded = [...this.#api.locks.values()].some(it => it.url === this.url && it.#keepers.size);
+    PageLock.#unheard.delete(body);
     if (isNeeded) return;   // and released by its new keeper
-    const answer = await request('POST', this.url + '/release', { body });
+    const url = this.url + '/release';
+    PageLock.#unheard.set(body, url);
+    const answer = await request('POST', url, PROMISED.release, { body, keepalive: true });
     this.#api.feed.hint(this.key);
     const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
     if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
+    else PageLock.#unheard.delete(body);
   }
 
   #keep(by) { if (!this.#keepers.has(by)) this.#keepers.set(by, ''); }
@@ -573,28 +639,32 @@ class PageLock {
   }
 
   async #standInLine(line, by, waitIdleMs) {
-    let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: show the holder at once
-    let failures = 0;
+    let isFirst = this.#state === 'unknown', failures = 0;   // the first request shows the holder at once
     while (this.#line === line) {
+      const endTurn = isFirst ? null : await turnToWait(this.#api.base);
       await tails.get(this.url);
-      if (this.#line !== line) return;
+      if (this.#line !== line) return endTurn?.();
       if (this.token || idleMs() > waitIdleMs) {
+        endTurn?.();
         this.stopWaiting();
         this.#tellOnce(by);
         return this.check();
       }
-      const began = performance.now(), poll = this.#poll = new AbortController();
+      const waitMs = isFirst ? 0 : endTurn ? WAIT_MS : 1;
+      const began = performance.now(), sentBy = page, poll = this.#poll = new AbortController();
       const ask = () => this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
       // In order if it is short: whoever gives up waits for its answer, and knows what must be released.
-      const answer = await (waitMs ? ask() : inOrder(this.url, ask));
+      const answer = await (endTurn ? ask() : inOrder(this.url, ask));
+      endTurn?.();
       if (this.#poll === poll) this.#poll = null;
-      if (answer.aborted) continue;
+      if (answer.aborted || sentBy !== page) continue;   // the page was left meanwhile, and is back
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
       // Refused without a wait: another tab of this person holds the lock, so waiting does not help.
-      else if (waitMs && performance.now() - began < 1000) await this.#pause(WAIT_MS);
-      waitMs = WAIT_MS;
+      else if (this.#state === 'mine_elsewhere' || endTurn && performance.now() - began < 1000) await this.#pause(WAIT_MS);
+      else if (!endTurn && !isFirst) await this.#pause(KEEP_PLACE_MS);
+      isFirst = false;
     }
   }
 
@@ -608,7 +678,7 @@ class PageLock {
   async #post(body, options) {
     const turn = this.#turn, ends = this.#ends;
     this.#wanted = true;
-    const answer = await request('POST', this.url, { body: { mode: this.mode, ...body }, ...options });
+    const answer = await request('POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, ...options });
     if (answer.aborted) return answer;
     PageLock.#note(this.#api, answer);
     this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
@@ -634,7 +704,7 @@ class PageLock {
 
   async #look() {
     if (!this.viewers.size || this.busy || !visible()) return;
-    const turn = ++this.#turn, answer = await request('GET', this.url);
+    const turn = ++this.#turn, answer = await request('GET', this.url, PROMISED.state);
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
     if (answer.ok) this.#saw(standing(answer));
@@ -674,6 +744,8 @@ class PageLock {
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
     this.#ttl = Math.max(this.#ttl, ms);
     this.expiresAt = this.#until.wall;
+    clearTimeout(this.#expiry);
+    this.#expiry = setTimeout(() => this.expire(), ms + 5 - (performance.now() - sent.steady));
   }
 
   #gain(answer) {
@@ -716,7 +788,8 @@ class PageLock {
     const response = await fetch(url, { ...init, headers: all });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
     if (response.ok && releases) {
-      for (const lock of locks) lock.#free();
+      // If it was redirected, perhaps to a login page, the locks may be there still.
+      for (const lock of locks) if (!response.redirected || await lock.#isGone()) lock.#free();
     } else if (locks.length > 1 && [401, 409, 412, 423].includes(response.status)) {
       await this.check();   // tells which of them is lost
     } else if (response.status === 401) {
@@ -727,6 +800,11 @@ class PageLock {
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
+  }
+
+  async #isGone() {
+    const answer = await request('GET', this.url, PROMISED.state);
+    return answer.ok && answer.body.state !== 'mine';
   }
 
   #free() {
@@ -812,7 +890,7 @@ class PageLock {
     const believed = [...api.locks.values()].filter(lock => lock.token).map(lock => ({ lock, token: lock.token, turn: lock.#turn }));
     if (!believed.length) return;
     const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
-    const answer = await request('POST', api.base + '/heartbeat', { body: { locks } });
+    const answer = await request('POST', api.base + '/heartbeat', PROMISED.beat, { body: { locks } });
     PageLock.#note(api, answer, true);
     if (!answer.ok && answer.status !== 401) return;
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));
@@ -839,20 +917,26 @@ class PageLock {
 
   // -- the life of the page
 
-  hide() {
-    const body = JSON.stringify({ token: this.token, page, grace_ms: GRACE_MS });
-    if (!this.token) return;
-    if (extra) fetch(this.url + '/release', { method: 'POST', body, headers: lastHeaders, keepalive: true });
-    else navigator.sendBeacon(this.url + '/release', body);   // sends no headers
+  // A beacon without a token also stops what this page has asked for and is not granted yet.
+  static leave() {
+    const of = { tab: tabId, page };
+    for (const [body, url] of PageLock.#unheard) sendLast(url, { ...of, ...body });
+    PageLock.each(lock => {
+      const url = lock.url + '/release', last = { ...of, grace_ms: lock.#keepers.size ? GRACE_MS : 0 };
+      if (lock.token) sendLast(url, { ...last, token: lock.token });
+      if (lock.#wanted) sendLast(url, last);
+    });
   }
 
   /** The page is back, but its beacon was sent. */
   show() { this.token ? this.ask({}) : this.check(); }
 
-  tick() {
-    if (this.#state !== 'mine' || this.#isInTime()) return;
+  /** At the expiry, and each second after it until the server has said whether the lock is still there. */
+  expire() {
+    if (!this.token || this.#isInTime()) return;
+    if (this.#api.failures) return this.#lose();   // it cannot say so at the moment
     this.#changed();
-    if (!this.#api.failures) this.check();
+    this.check();
   }
 }
 
@@ -864,14 +948,22 @@ if (globalThis.document) {   // a server that renders pages may import this file
   for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'wheel', 'touchstart']) {
     addEventListener(event, touch, { capture: true, passive: true });
   }
+  // Not earlier than `pagehide`: a person may still be working on a hidden tab. Firefox may abort the first listener of
+  // a page part-way when its tab closes. So the first one only sends the beacons, and the second one sends them again.
+  const leave = () => {
+    isLeft = true;
+    PageLock.leave();
+  };
+  addEventListener('pagehide', leave);
   addEventListener('pagehide', () => {
+    leave();
     leaveTab();
-    otherTabs.close();
+    otherTabs?.close();
     otherTabs = null;
     Feed.each('leave');   // a page in the back/forward cache has no stream
-    PageLock.each(lock => lock.hide());   // not earlier: a person may still be working on a hidden tab
   });
   addEventListener('pageshow', ({ persisted }) => {
+    isLeft = false;
     if (persisted) {
       [tab, page] = [nameTab(), uuid()];
       meetOtherTabs();
@@ -892,13 +984,13 @@ if (globalThis.document) {   // a server that renders pages may import this file
     if (!navigator.locks) Feed.each(visible() ? 'join' : 'leave');   // own stream per page: only while visible
     if (visible()) PageLock.wake();
   });
-  // If the timers of a visible page stopped, the computer slept or its clock was set.
+  // If the timers of a visible page stopped, the computer slept or its clock was set: the stream may be a dead connection.
   let lastTick = Date.now();
   setInterval(() => {
     const overslept = visible() && Math.abs(Date.now() - lastTick) > 5000;
     lastTick = Date.now();
-    Feed.each(overslept ? 'reconnect' : 'poll');
+    Feed.each(overslept ? 'reopen' : 'poll');
     if (overslept) PageLock.wake();
-    PageLock.each(lock => lock.tick());
+    PageLock.each(lock => lock.expire());
   }, 1000);
 }

@@ -16,8 +16,8 @@ use crate::{
     clock,
     error::{LockError, Result},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode},
-    manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over},
+    lock::{Aid, Lock, LockToken, Mode, PageId, TabId},
+    manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over, watch::ends::came},
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
@@ -25,6 +25,9 @@ use crate::{
         request::{RequestLocks, Whose},
     },
 };
+
+/// For a page that was left before the server had carried out its request: a reload keeps the lock.
+const GRACE: Duration = Duration::from_secs(4);
 
 /// After a wait of this length the access policy is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -401,10 +404,10 @@ impl RequestLocks {
             let until = self.begin();
             let has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
             // A session that ends at this moment either releases this lock, or has already left its
-            // tombstone. A lock from an earlier request was released by that end.
+            // tombstone. A lock from an earlier request was released by that end. So does a page that is left.
             let alive = async {
                 if is_claimed {
-                    self.manager.parts.sessions.refuse_ended(&aid, until).await
+                    self.manager.parts.sessions.refuse_ended(&aid, self.page, until).await
                 } else {
                     Ok(())
                 }
@@ -441,6 +444,14 @@ impl RequestLocks {
                         return Err(LockError::SessionEnded { ago });
                     }
                     aid = self.replace_aid(&aid);
+                }
+                Err(left @ LockError::PageLeft) => {
+                    // This request has made the lock one of its page, whose beacon has come before.
+                    if let (None, Some(page)) = (&fresh, self.page) {
+                        let granting = &self.manager.parts.granting;
+                        granting.page_left(&mine.lock, page, GRACE, until).await?;
+                    }
+                    return Err(left);
                 }
                 Err(e) => return Err(e),
             }
@@ -516,10 +527,10 @@ impl RequestLocks {
         }
     }
 
-    /// A wait ends with its session, on whatever server the session has ended.
+    /// A wait ends with its session, and with its page, on whatever server they have ended.
     ///
     /// # Errors
-    /// [`LockError::SessionEnded`] if the session ends during the wait.
+    /// [`LockError::SessionEnded`], [`LockError::PageLeft`] if they end during the wait.
     async fn acquire_or_wait(&self, wanted: &Wanted, wait: Wait) -> Result<Acquired> {
         let parts = &self.manager.parts;
         let acquired = parts.acquire_or_wait(wanted, &wanted.aid, wait, &self.scope);
@@ -528,8 +539,11 @@ impl RequestLocks {
         }
         self.has_waited.set(true);
         let end = parts.end_of(&wanted.aid);
+        let left = wanted.page.map(|page| parts.end_of(&wanted.aid.of_page(page)));
         tokio::select! {
             biased;
+            // A waiter that has left must not take the lock of the page that was loaded instead.
+            () = came(left.as_ref()) => Err(LockError::PageLeft),
             acquired = acquired => acquired,
             () = end.came() => Err(LockError::SessionEnded { ago: Duration::ZERO }),
         }
@@ -576,6 +590,26 @@ impl RequestLocks {
             }
             Some(lock) => self.release(&Mine::new(lock)?, until).await,
         }
+    }
+
+    /// The page of this tab has been left, and may not know yet which lock it has been granted: its lock on the document
+    /// expires after `grace`. A lock that is granted to it later is given back at once, on every server.
+    pub(in crate::web) async fn leave(
+        &self,
+        key: &LockKey,
+        tab: Option<TabId>,
+        page: PageId,
+        grace: Duration,
+    ) -> Result<()> {
+        let Some(aid) = self.aid() else { return Ok(()) };
+        let (parts, until) = (&self.manager.parts, self.begin());
+        parts.sessions.end_page(&aid, page, until).await?;
+        let own = self.own_in(key.collection(), until).await?;
+        let is_of_tab = |lock: &Lock| tab.zip(lock.tab).is_none_or(|(this, that)| this == that);
+        if let Some(lock) = own.iter().find(|lock| lock.key == *key && is_of_tab(lock)) {
+            parts.granting.page_left(lock, page, grace, until).await?;
+        }
+        Ok(())
     }
 
     async fn keep_if_found<T>(
@@ -691,7 +725,7 @@ impl RequestLocks {
                 let Some(aid) = aid else { return Err(lost(None)) };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(|lock| is_among(offered, lock));
-                let lost = match self.manager.parts.sessions.refuse_ended(&aid, until).await {
+                let lost = match self.manager.parts.sessions.refuse_ended(&aid, None, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > self.news_for() => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),

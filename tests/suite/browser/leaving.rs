@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use mongodb::bson::Document;
 use tokio::time::sleep;
 
+use super::pages::{empty_page, script};
 use super::*;
 
 /// Longer than the grace period of a page that is being reloaded.
@@ -73,6 +74,99 @@ async fn a_closed_tab_frees_the_document_after_a_few_seconds_of_grace() {
         .await;
         eventually("it is free", async || stage.lock().await["state"] == "free").await;
         println!("free {:?} after the tab was closed", closed.elapsed());
+    })
+    .await;
+}
+
+/// Firefox aborts the first listener of a page for `pagehide` part-way when its tab closes. Here the first beacon fails,
+/// and everything else that the page does when it is left.
+#[actix_web::test]
+async fn a_closed_tab_frees_the_document_although_its_first_listener_is_aborted() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice
+            .run::<()>(
+                "const [real, close] = [navigator.sendBeacon.bind(navigator), BroadcastChannel.prototype.close]; \
+                 let isFirst = true; \
+                 const abort = () => { throw 0; }; \
+                 window.addEventListener('error', event => event.preventDefault()); \
+                 navigator.sendBeacon = (...all) => isFirst ? abort(isFirst = false) : real(...all); \
+                 BroadcastChannel.prototype.close = abort",
+            )
+            .await;
+        alice.close().await;
+        eventually("it is free", async || stage.lock().await["state"] == "free").await;
+    })
+    .await;
+}
+
+/// A page that is closed as soon as it has appeared.
+#[actix_web::test]
+async fn a_tab_that_is_closed_before_it_hears_of_its_lock_frees_the_document() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        for opens in ["{}", "{ wait: true }", "{ mode: 'shared' }"] {
+            let page = empty_page(stage).await;
+            let script_of = format!(
+                "answer = (it, real) => it.url === url(0) ? real().then(() => new Promise(() => {{}})) : real(); \
+                 DocLock.open(url(0), {opens})"
+            );
+            script::<()>(&page, &format!("{script_of}; return null")).await;
+            eventually("it is granted", async || stage.lock().await["state"] == "held").await;
+            page.close().await;
+            eventually("it is free", async || stage.lock().await["state"] == "free").await;
+        }
+    })
+    .await;
+}
+
+/// Firefox and WebKit abort the requests of a page that is left.
+#[actix_web::test]
+async fn a_lock_that_is_given_up_right_before_the_page_is_left_is_released() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        for (answered, given_up) in [(true, "close"), (true, "release"), (false, "close")] {
+            let page = empty_page(stage).await;
+            let opens = format!(
+                "answer = (it, real) => it.url === url(0) && {answered} ? real() : \
+                     it.url.startsWith(url(0)) ? (it.url === url(0) && real(), new Promise(() => {{}})) : real(); \
+                 window.one = DocLock.open(url(0)); \
+                 await until(() => one.token || !{answered}); \
+                 return null"
+            );
+            script::<()>(&page, &opens).await;
+            eventually("it is granted", async || stage.lock().await["state"] == "held").await;
+            let leaves = format!("one.{given_up}(); location.href = '/page.js'");
+            page.run::<()>(&leaves).await;
+            eventually("it is free", async || stage.lock().await["state"] == "free").await;
+        }
+    })
+    .await;
+}
+
+/// As behind a proxy, which keeps the waiting request although its page has gone.
+#[actix_web::test]
+async fn a_waiter_that_closes_its_tab_gets_nothing_although_its_request_goes_on() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let waiter = empty_page(stage).await;
+        script::<()>(
+            &waiter,
+            "const real = window.fetch; \
+             window.fetch = (url, init) => real(url, { ...init, signal: null, keepalive: true }); \
+             window.one = DocLock.open(url(0), { wait: true }); \
+             await until(() => sent.some(it => it.body?.includes('\"wait_ms\":25'))); \
+             await new Promise(done => setTimeout(done, 500)); \
+             return null",
+        )
+        .await;
+        waiter.close().await;
+        // The wait ends within about a second on every server.
+        sleep(Duration::from_secs(3)).await;
+        alice.click("close").await;
+        eventually("it is free", async || stage.lock().await["state"] == "free").await;
+        let carol = stage.person("carol").await;
+        edit_first(&carol).await;
     })
     .await;
 }

@@ -39,7 +39,7 @@ const TOOLS: &str = r"
 ";
 
 /// The result of an asynchronous function with this body.
-async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
+pub(super) async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
     let told: Value = page
         .run_async(&format!(
             "const done = arguments[0]; \
@@ -50,7 +50,7 @@ async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
 }
 
 /// An empty page of a person who has logged in.
-async fn empty_page(stage: &Stage) -> Page {
+pub(super) async fn empty_page(stage: &Stage) -> Page {
     let page = stage.person("alice").await;
     page.go(&stage.editor.url("/page.css")).await;
     page
@@ -416,7 +416,9 @@ async fn a_malformed_url_or_key_fails_alone() {
 /// An API on another port, with CORS, as the guide shows it.
 async fn api_for(page_origin: &str) -> String {
     let store = MemoryStore::new();
-    store.put("a".to_owned(), &Note { id: "a".to_owned() }).unwrap();
+    for id in ["a", "b", "c", "d"] {
+        store.put(id.to_owned(), &Note { id: id.to_owned() }).unwrap();
+    }
     let locks = LockManager::builder(store).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     async fn login(session: Session) -> impl Responder {
@@ -425,6 +427,21 @@ async fn api_for(page_origin: &str) -> String {
     }
     async fn save(note: HeldDoc<Note>) -> impl Responder {
         HttpResponse::Ok().body(note.id.clone())
+    }
+    /// A page that locks the first of these documents, and has a frame for each of the others; the last frame is in
+    /// another one.
+    async fn frames(ids: web::Path<String>) -> impl Responder {
+        let (own, inner) = match &*ids.into_inner() {
+            "a" => ("a", "<iframe src=/frames/b></iframe><iframe src=/frames/c></iframe>"),
+            "c" => ("c", "<iframe src=/frames/d></iframe>"),
+            "b" => ("b", ""),
+            _ => ("d", ""),
+        };
+        web::Html::new(format!(
+            "<title>Frames</title><link rel=icon href=data:,><script type=module>\
+             import {{ DocLock }} from '/locks/client.js'; \
+             window.lock = DocLock.open('/locks/note/{own}')</script>{inner}"
+        ))
     }
     let origin = page_origin.to_owned();
     let server = HttpServer::new(move || {
@@ -453,6 +470,7 @@ async fn api_for(page_origin: &str) -> String {
             .wrap(cors)
             .route("/login", web::post().to(login))
             .route("/note/{id}", web::put().to(save))
+            .route("/frames/{ids}", web::get().to(frames))
             .service(web::scope("/locks").configure(actix_doclock::lock_api))
     });
     let server = server.workers(1).bind(("127.0.0.1", 0)).unwrap();
@@ -575,6 +593,245 @@ async fn the_stream_of_a_browser_reports_the_documents_of_all_its_tabs_and_opens
         .await;
         assert!(every);
         script::<()>(&first, "await until(() => !streams.at(-1).includes('keys='))").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_reload_of_a_page_with_frames_keeps_the_locks_of_all_of_them() {
+    embedded(&[], async |stage| {
+        let api = api_for("http://127.0.0.1:1").await;
+        let page = stage.visitor().await;
+        page.go(&format!("{api}/frames/a")).await;
+        page.run_async::<()>(
+            "const done = arguments[0]; fetch('/login', { method: 'POST' }).then(() => done())",
+        )
+        .await;
+        let all = "[window, frames[0], frames[1], frames[1].frames[0]].map(it => it.lock?.token)";
+        let mut before = Vec::new();
+        for _ in 0..3 {
+            page.reload().await;
+            page.until(&format!("{all}.every(token => token)")).await;
+            let tokens: Vec<String> = page.run(&format!("return {all}")).await;
+            assert!(before.is_empty() || tokens == before, "{tokens:?} were {before:?}");
+            before = tokens;
+        }
+    })
+    .await;
+}
+
+/// A half-open connection raises no error. The stream may be in a hidden tab, whose timers are slow.
+#[actix_web::test]
+async fn a_stream_that_is_silent_or_was_open_during_a_sleep_is_opened_anew_in_whatever_tab_it_is() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let first = empty_page(stage).await;
+        first.run::<()>("window.setInterval = () => 0").await;
+        script::<()>(
+            &first,
+            "const Source = EventSource; \
+             window.EventSource = class extends Source { \
+                 addEventListener(type, listener) { \
+                     const number = streams.length; \
+                     super.addEventListener(type, it => number > dead && listener(it)); \
+                 } \
+             }; \
+             window.dead = 0; \
+             DocLock.events('/locks', () => {}); \
+             await until(() => streams.length)",
+        )
+        .await;
+        let opened = async || script::<usize>(&first, "return streams.length").await;
+        let silence =
+            "performance.now = (real => () => real() + 60_000)(performance.now.bind(performance))";
+        let sleep = "Date.now = (real => () => real() + 60_000)(Date.now)";
+        for (clock, is_dead) in [(silence, true), (sleep, false)] {
+            let before = opened().await;
+            let second = first.beside(&stage.editor.url("/page.css")).await;
+            script::<()>(
+                &second,
+                "let isLive = false; \
+                 DocLock.events('/locks', event => { isLive ||= event.isLive; }); \
+                 await until(() => isLive)",
+            )
+            .await;
+            assert_eq!(opened().await, before);
+            if is_dead {
+                first.run::<()>(&format!("window.dead = streams.length; {clock}")).await;
+            }
+            // In one step: chromedriver hides a tab when it turns to another one.
+            let said = if is_dead { "silent" } else { "reconnect" };
+            script::<()>(
+                &second,
+                &format!(
+                    "let said = ''; \
+                     new BroadcastChannel('doclock-feed:/locks').onmessage = ({{ data }}) => {{ said += data.type; }}; \
+                     {clock}; \
+                     await until(() => said.includes('{said}'))"
+                ),
+            )
+            .await;
+            eventually("a new stream", async || opened().await > before).await;
+            assert_eq!(script::<usize>(&second, "return streams.length").await, 0);
+            second.close().await;
+        }
+    })
+    .await;
+}
+
+/// The heartbeat of the server is heard, so that no stream that lives is opened anew.
+#[actix_web::test]
+async fn a_stream_without_changes_stays_open() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let beats: usize = script(
+            &page,
+            "const Source = EventSource, beats = []; \
+             window.EventSource = class extends Source { \
+                 constructor(url) { super(url); this.addEventListener('beat', it => beats.push(it.data)); } \
+             }; \
+             DocLock.events('/locks', () => {}); \
+             await until(() => beats.length > 1); \
+             return streams.length",
+        )
+        .await;
+        assert_eq!(beats, 1);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_page_without_a_network_gives_its_lock_up_when_it_expires_and_says_so() {
+    embedded(&["--ttl-secs", "4"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "window.setInterval = () => 0;   /* nothing else looks at the time */ \
+             const { DocLock: Own } = await import('/locks/client.js?own'), told = []; \
+             const lock = Own.open(url(0), { onlost: ({ kind }) => told.push(kind), onchange: it => told.push(it.state) }); \
+             await until(() => lock.token); \
+             answer = () => { throw new TypeError('no network'); }; \
+             const shown = lock.expiresAt; \
+             await until(() => lock.offline); \
+             await until(() => lock.lost); \
+             const early = Date.now() < lock.expiresAt; \
+             return [early, told.includes('expired'), told.at(-1), lock.state, lock.token]",
+        )
+        .await;
+        assert_eq!(told, json!([false, true, "unknown", "unknown", null]));
+    })
+    .await;
+}
+
+/// The guard of an application redirects to its login page.
+#[actix_web::test]
+async fn the_page_of_a_login_is_not_taken_for_an_answer() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const html = () => new Response('<h1>Log in</h1>', { headers: { 'Content-Type': 'text/html' } }); \
+             const told = {}, seen = it => [it.state, it.problem?.code ?? null, Boolean(it.token), it.offline]; \
+             const held = DocLock.open(url(0), { onlost: () => { told.isLost = true; } }); \
+             await until(() => held.token); \
+             answer = html; \
+             await held.check(); \
+             told.beat = seen(held); \
+             const lock = DocLock.open(url(1), { onheld: () => { told.isHeld = true; } }); \
+             await until(() => lock.problem && !lock.busy); \
+             told.acquire = seen(lock); \
+             const empty = DocLock.open(url(2), { acquire: false }); \
+             await until(() => empty.problem); \
+             told.look = [...seen(empty), await DocLock.look(url(2)), (await DocLock.look([url(2)]))[0]]; \
+             told.list = [...(await new Promise(done => DocLock.list('/locks', [key(2)], done))).values()]; \
+             answer = () => new Response('[]'); \
+             await held.check(); \
+             told.json = seen(held); \
+             const isRelease = it => it.url === url(0) + '/release'; \
+             answer = (it, real) => isRelease(it) && sent.filter(isRelease).length < 2 ? html() : real(); \
+             await held.close(); \
+             while ((await DocLock.look(url(0))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             return told",
+        )
+        .await;
+        assert_eq!(
+            told,
+            json!({
+                "beat": ["mine", "login_required", true, false],
+                "acquire": ["unknown", "login_required", false, false],
+                "look": ["unknown", "login_required", false, false, null, null],
+                "list": [null],
+                "json": ["mine", "login_required", true, false],
+            })
+        );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_save_that_is_redirected_to_another_page_releases_nothing_by_itself() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const redirected = answer => Object.defineProperty(answer, 'redirected', { value: true }); \
+             const lock = DocLock.open(url(0)), init = { method: 'PUT', body: '{\"title\":\"t\",\"body\":\"b\"}', \
+                 headers: { 'Content-Type': 'application/json' } }; \
+             await until(() => lock.token); \
+             const save = () => lock.fetch(doc(0) + '?release=true', init, { releases: true }); \
+             answer = (it, real) => it.url.startsWith(doc(0)) ? redirected(new Response('<h1>Log in</h1>')) : real(); \
+             await save(); \
+             const states = [lock.state]; \
+             answer = async (it, real) => it.url.startsWith(doc(0)) ? redirected(await real()) : real(); \
+             await save(); \
+             return [...states, lock.state, lock.lost]",
+        )
+        .await;
+        assert_eq!(told, json!(["mine", "free", null]));
+    })
+    .await;
+}
+
+/// HTTP/1.1 allows six connections to a server. On plain http the visible pages wait.
+#[actix_web::test]
+async fn of_all_pages_of_a_browser_one_has_a_waiting_request() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let holder = stage.person("bob").await;
+        edit_first(&holder).await;
+        let mut pages = vec![empty_page(stage).await];
+        for _ in 1..7 {
+            pages.push(pages[0].beside(&stage.editor.url("/page.css")).await);
+        }
+        for page in &pages {
+            script::<()>(
+                page,
+                "window.long = 0; \
+                 const real = window.fetch; \
+                 window.fetch = async (url, init) => { \
+                     const waits = init?.body?.includes('\"wait_ms\":25'); \
+                     if (waits) long++; \
+                     try { return await real(url, init); } finally { if (waits) long--; } \
+                 }; \
+                 window.one = DocLock.open(url(0), { wait: true }); \
+                 await until(() => sent.some(it => it.body?.includes('\"wait_ms\":1}') || long)); \
+                 return null",
+            )
+            .await;
+        }
+        let mut waiting = 0;
+        for page in &pages {
+            waiting += page.run::<i32>("return long").await;
+        }
+        assert!(waiting <= 1, "{waiting}");
+        script::<()>(&pages[0], "await fetch('/api/workitem'); return null").await;
+        holder.click("close").await;
+        eventually("one of them has it", async || {
+            let mut held = 0;
+            for page in &pages {
+                held += page.run::<i32>("return Number(one.state === 'mine')").await;
+            }
+            held == 1
+        })
+        .await;
     })
     .await;
 }

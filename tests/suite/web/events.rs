@@ -30,11 +30,8 @@ impl Stream {
                 let field = |name: &str| {
                     message.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
                 };
-                if let (Some(event), Some(data)) = (field("event"), field("data")) {
-                    return Some((event.to_owned(), serde_json::from_str(data).unwrap()));
-                }
-                assert!(message.starts_with(':'), "a comment: {message:?}");
-                return Some(("beat".to_owned(), Value::Null));
+                let (event, data) = (field("event").unwrap(), field("data").unwrap());
+                return Some((event.to_owned(), serde_json::from_str(data).unwrap()));
             }
             let more = poll_fn(|context| pin!(&mut self.body).as_mut().poll_next(context));
             let more = timeout(SOON, more).await.expect("it goes on")?.unwrap();
@@ -42,11 +39,11 @@ impl Stream {
         }
     }
 
-    /// The next event that is not a request to resync.
+    /// The next event that is neither a request to resync nor a beat.
     pub(super) async fn event(&mut self) -> (String, Value) {
         loop {
             let (event, data) = self.next().await.expect("it goes on");
-            if event != "resync" {
+            if event != "resync" && event != "beat" {
                 return (event, data);
             }
         }

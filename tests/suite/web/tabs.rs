@@ -296,3 +296,144 @@ async fn a_waiter_in_one_tab_is_told_that_another_tab_has_the_lock() {
     assert_eq!(waited.problem(423)["state"], "mine_elsewhere");
     assert!(began.elapsed() < Duration::from_secs(29), "at once, not when the wait times out");
 }
+
+/// What a page sends when it is left and does not know whether its request was granted.
+fn beacon_of(page: &str) -> Value {
+    json!({ "tab": ONE, "page": page, "grace_ms": 4_000 })
+}
+
+async fn release<S>(person: &Browser<'_, S>, body: Value)
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    assert_eq!(person.post_json("/locks/note/a/release", body).await.status, 204);
+}
+
+#[actix_web::test]
+async fn a_page_that_is_left_before_it_hears_of_its_lock_keeps_it_for_the_grace_period_only() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let unheard = alice.acquire_as(BEFORE).await;
+    // Of another person, of another load, and of another tab.
+    release(&bob, beacon_of(BEFORE)).await;
+    release(&alice, beacon_of(AFTER)).await;
+    let other_tab = json!({ "tab": TWO, "page": BEFORE, "grace_ms": 4_000 });
+    release(&alice, other_tab).await;
+    let left = async || alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap();
+    assert!(left().await > 50_000);
+
+    release(&alice, beacon_of(BEFORE)).await;
+    assert!(left().await <= 4_000);
+    let reloaded = "cccccccc-1111-4111-8111-111111111111";
+    let after = alice.acquire_as(reloaded).await;
+    assert_eq!((after.status.as_u16(), after.token()), (200, unheard.token()));
+    release(&alice, beacon_of(BEFORE)).await;
+    assert!(left().await > 50_000, "a beacon of the older load");
+
+    release(&alice, beacon_of(reloaded)).await;
+    store.age(&key("a"), Duration::from_secs(5));
+    assert_eq!(bob.post("/locks/note/a").await.status, 201);
+    let malformed = json!({ "page": "one" });
+    bob.post_json("/locks/note/a/release", malformed).await.problem(400);
+    assert_eq!(bob.post("/locks/note/a").await.status, 200);
+}
+
+/// The beacon may overtake the request, and reach another server.
+#[actix_web::test]
+async fn what_a_page_is_granted_after_its_beacon_is_given_back_at_once_on_every_server() {
+    let (locks, store) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
+    let elsewhere = LockManager::builder(store.clone()).build().await.unwrap();
+    elsewhere.register::<Note>().await.unwrap();
+    let (app, other) = (serve_with_cookies(&locks).await, serve_with_cookies(&elsewhere).await);
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    release(&alice.at(&other), beacon_of(BEFORE)).await;
+
+    for body in [json!({}), json!({ "mode": "shared" }), json!({ "take_over": true })] {
+        if body["take_over"] == true {
+            assert_eq!(bob.post("/locks/note/a").await.status, 201);
+        }
+        let request = alice.request(Method::POST, "/locks/note/a").set_json(&body);
+        let request = request.insert_header(("doclock-tab", ONE));
+        let late = alice.send(request.insert_header(("doclock-page", BEFORE))).await;
+        assert_eq!(late.problem(409)["code"], "page_left", "{body}");
+        assert_eq!(holder_of(&locks, "a").await, None, "{body}");
+    }
+    for uri in ["/note/a", "/note/a/read"] {
+        let request = alice.request(Method::POST, uri).insert_header(("doclock-page", BEFORE));
+        assert_eq!(alice.send(request).await.problem(409)["code"], "page_left", "{uri}");
+        assert_eq!(holder_of(&locks, "a").await, None, "{uri}");
+    }
+    assert_eq!(alice.acquire_as(AFTER).await.status, 201, "the page that was loaded instead");
+}
+
+/// The connection of a page that is left may stay open for long: behind a proxy, or by HTTP/2.
+#[actix_web::test]
+async fn the_wait_of_a_page_ends_when_the_page_is_left() {
+    let (locks, store) = embedded().await;
+    let elsewhere = LockManager::builder(store.clone()).build().await.unwrap();
+    elsewhere.register::<Note>().await.unwrap();
+    let (app, other) = (serve_with_cookies(&locks).await, serve_with_cookies(&elsewhere).await);
+    for beacon_at_another_server in [false, true] {
+        let (alice, bob) =
+            (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+        let held = bob.post("/locks/note/a").await;
+        assert_eq!(held.status, 201);
+        let waits = async {
+            let body = json!({ "wait_ms": 300_000 });
+            let request = alice.request(Method::POST, "/locks/note/a").set_json(body);
+            let request = request.insert_header(("doclock-tab", ONE));
+            alice.send(request.insert_header(("doclock-page", BEFORE))).await
+        };
+        let leaves = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            match beacon_at_another_server {
+                true => release(&alice.at(&other), beacon_of(BEFORE)).await,
+                false => release(&alice, beacon_of(BEFORE)).await,
+            }
+        };
+        let waits = tokio::time::timeout(Duration::from_secs(60), waits);
+        let (waited, ()) = tokio::join!(waits, leaves);
+        assert_eq!(waited.expect("not when its time is over").problem(409)["code"], "page_left");
+        assert_eq!(bob.delete("/locks/note/a").await.status, 204);
+        assert_eq!(holder_of(&elsewhere, "a").await, None);
+    }
+}
+
+/// As when the person goes back to a page, and leaves it again before the page hears of its lock.
+#[actix_web::test]
+async fn a_page_that_is_left_before_its_re_entry_does_not_revive_the_lock_of_its_tab() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.acquire_as(BEFORE).await.json()["token"].clone();
+    for page in [BEFORE, AFTER] {
+        release(&alice, json!({ "token": token, "page": page, "grace_ms": 4_000 })).await;
+    }
+    release(&alice, beacon_of(AFTER)).await;
+    assert_eq!(alice.acquire_as(AFTER).await.problem(409)["code"], "page_left");
+    let left = alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap();
+    assert!(left <= 4_000, "{left}");
+}
+
+#[actix_web::test]
+async fn a_shared_lock_that_another_page_knows_of_survives_the_page_that_took_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let shared = json!({ "mode": "shared" });
+    let read_in =
+        async |tab| alice.in_tab(tab, Method::POST, "/locks/note/a", shared.clone()).await;
+    assert_eq!(read_in(ONE).await.status, 201);
+    assert_eq!(read_in(TWO).await.status, 200);
+    release(&alice, beacon_of(BEFORE)).await;
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+    alice.delete("/locks/note/a").await;
+    assert_eq!(read_in(ONE).await.status, 201);
+    release(&alice, json!({ "tab": TWO, "page": AFTER })).await;
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+    release(&alice, beacon_of(BEFORE)).await;
+    assert_eq!(holder_of(&locks, "a").await, None);
+}

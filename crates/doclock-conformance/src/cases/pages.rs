@@ -218,6 +218,22 @@ cases! {
         assert_eq!(reasons, [None, Some(EndReason::LoggedOut), Some(EndReason::Expired), None]);
     }
 
+    #[needs(Sessions)]
+    async fn a_page_that_was_left_is_remembered_and_nobody_is_told(store, alice, bob) {
+        let (left, open) = (alice.of_page(PageId::new()), alice.of_page(PageId::new()));
+        store.granted("a", alice).await;
+        for _ in 0..2 {
+            store.end_page(&left, NONE).await.unwrap();
+        }
+        assert!(store.last_end(&left).await.unwrap().is_some_and(|it| it.for_good));
+        for other in [alice, &open, bob] {
+            assert_eq!(store.last_end(other).await.unwrap(), None);
+        }
+        store.finds_idle(0).await;
+        assert!(store.announced().await.is_empty());
+        assert_eq!(store.holders("a").await.len(), 1, "the session goes on");
+    }
+
     #[needs(HandOver, Watch)]
     async fn a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions(
         store,
