@@ -22,6 +22,7 @@ use crate::{
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     manager::LockManager,
+    web::problem::log_failure,
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
@@ -89,7 +90,11 @@ impl AccessPolicy {
             Err(_) => format!("did not answer within {LONGEST:?}"),
         };
         let message = format!("the access policy {why}");
-        log::error!(target: "actix_doclock::web", "{message}; it was asked for {:?}", keys.first());
+        let first = keys.first().map(LockKey::shown).unwrap_or_default();
+        log_failure(
+            "because the access policy fails",
+            format!("{message}; it was asked for {first}"),
+        );
         Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
     }
 }

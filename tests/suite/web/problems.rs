@@ -452,3 +452,42 @@ async fn a_document_of_a_similar_id_is_a_fault_that_the_log_explains_and_leaves_
     assert_eq!(holder_of(&locks, "home").await, None);
     assert_eq!(alice.put("/note/Home", "new").await.status, 200);
 }
+
+#[actix_web::test]
+async fn a_wrong_method_is_answered_with_those_that_the_path_accepts() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for (method, path, accepted) in [
+        (Method::PUT, "/locks", "GET, POST"),
+        (Method::GET, "/locks/heartbeat", "POST"),
+        (Method::GET, "/locks/status", "POST"),
+        (Method::POST, "/locks/events", "GET"),
+        (Method::PATCH, "/locks/note/a", "GET, POST, DELETE"),
+        (Method::GET, "/locks/note/a/release", "POST"),
+        (Method::DELETE, "/locks/note/a/break", "POST"),
+        (Method::POST, "/locks/client.js", "GET, HEAD"),
+        (Method::POST, "/locks/admin.json", "GET"),
+    ] {
+        let refused = alice.send(alice.request(method, path)).await;
+        assert_eq!(refused.problem(405)["code"], "wrong_method", "{path}");
+        assert_eq!(refused.header("allow"), Some(accepted), "{path}");
+    }
+}
+
+#[actix_web::test]
+async fn a_member_that_a_call_does_not_know_is_refused() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    for path in
+        ["/locks", "/locks/heartbeat", "/locks/status", "/locks/note/a", "/locks/note/a/break"]
+    {
+        let mistyped = serde_json::json!({ "tokne": "11111111-1111-4111-8111-111111111111" });
+        let refused = alice.post_json(path, mistyped).await.problem(400);
+        assert_eq!(refused["code"], "bad_request", "{path}");
+        assert!(refused["detail"].as_str().unwrap().contains("tokne"), "{refused}");
+    }
+    assert_eq!(alice.get("/locks/note/a").await.json()["state"], "mine");
+}
