@@ -110,7 +110,7 @@ pub(super) struct StatusAnswer {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Row {
-    Known(KeyedState),
+    Known(Box<KeyedState>),
     Unknown { key: String, state: &'static str, problem: &'static str },
 }
 
@@ -169,7 +169,7 @@ pub(super) async fn of_many(
     let known = known.into_iter().zip(found).map(|((asked, key), lock)| {
         let state = KeyedState::of(key, lock, &locks);
         let asked = (asked != state.key).then_some(asked);
-        Row::Known(KeyedState { asked, ..state })
+        Row::Known(Box::new(KeyedState { asked, ..state }))
     });
     Ok(Current(StatusAnswer { locks: known.chain(unknown).collect() }))
 }
