@@ -5,6 +5,8 @@ use std::{cmp::Ordering, fmt, hash, str::FromStr, sync::Arc};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
+use crate::text::printable;
+
 /// The longest string id that is accepted, in bytes. The server itself has no such limit.
 pub const MAX_ID_BYTES: usize = 1024;
 
@@ -290,7 +292,8 @@ impl fmt::Display for LockKey {
 impl LockKey {
     /// The key for the log, in a form that `doclock show` takes: strings in quotes, as in JSON.
     pub(crate) fn shown(&self) -> String {
-        let LockId::String(id) = &self.id else { return self.to_string() };
+        let collection = printable(&self.collection);
+        let LockId::String(id) = &self.id else { return format!("{collection}/{}", self.id) };
         let mut quoted = String::from('"');
         for c in id.chars() {
             // Shows control characters and invisible characters by their numbers.
@@ -305,13 +308,14 @@ impl LockKey {
                 }
             }
         }
-        format!("{}/{quoted}\"", self.collection)
+        format!("{collection}/{quoted}\"")
     }
 }
 
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:?}", self.collection, self.id)
+        // A client may have chosen the name of the collection, where a pattern covers it.
+        write!(f, "{}/{:?}", printable(&self.collection), self.id)
     }
 }
 

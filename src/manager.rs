@@ -24,7 +24,7 @@ mod freezes;
 mod granting;
 mod guard;
 mod health;
-mod log_limit;
+pub(crate) mod log_limit;
 mod observe;
 pub(crate) mod pauses;
 mod reads;
@@ -193,10 +193,11 @@ impl LockManager {
 }
 
 impl LockManager {
-    /// A request has failed because the database is down.
+    /// A request has failed for this reason.
     #[cfg(feature = "web")]
-    pub(crate) fn request_failed(&self, line: String) {
+    pub(crate) fn request_failed(&self, why: &'static str, line: String) {
         self.parts.log_limit.request_failed(
+            why,
             line,
             &self.parts.calls.runner,
             self.parts.stop.token(),

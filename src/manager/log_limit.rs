@@ -23,14 +23,13 @@ const EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
     logged: Mutex<HashMap<&'static str, Instant>>,
-    failed: Arc<Mutex<Failed>>,
+    /// For each reason for which a task will write the next line.
+    failed: Arc<Mutex<HashMap<&'static str, Failed>>>,
 }
 
-/// The requests that have failed since the last line about them, because the database is down.
+/// The requests that have failed for one reason since the last line about them.
 #[derive(Debug, Default)]
 struct Failed {
-    /// True if a task will write the next line.
-    is_counted: bool,
     requests: u64,
     latest: String,
 }
@@ -38,27 +37,45 @@ struct Failed {
 impl LogLimit {
     /// Logs a warning, unless one of this kind was logged within the last 10 s.
     pub(crate) fn warn(&self, kind: &'static str, line: impl FnOnce() -> String) {
-        let mut logged = self.logged.lock();
-        if logged.get(kind).is_none_or(|at| clock::since(*at) >= EVERY) {
-            logged.insert(kind, clock::now());
-            drop(logged);
+        if self.may_log(kind) {
             log::warn!(target: "actix_doclock::web", "{}", line());
         }
     }
 
-    /// A request has failed because the database is down. Logs the first one at once, and then one line in 10 s
-    /// with their number, until none fails any more.
+    /// As [`warn`](Self::warn), for an error.
     #[cfg(feature = "web")]
-    pub(super) fn request_failed(&self, line: String, runner: &Runner, stop: CancellationToken) {
+    pub(crate) fn error(&self, kind: &'static str, line: &str) {
+        if self.may_log(kind) {
+            log::error!(target: "actix_doclock::web", "{line}");
+        }
+    }
+
+    fn may_log(&self, kind: &'static str) -> bool {
+        let mut logged = self.logged.lock();
+        let may = logged.get(kind).is_none_or(|at| clock::since(*at) >= EVERY);
+        if may {
+            logged.insert(kind, clock::now());
+        }
+        may
+    }
+
+    /// A request has failed for this reason, of which the code has few. Logs the first one at once, and then one line in
+    /// 10 s with their number, until none fails any more.
+    #[cfg(feature = "web")]
+    pub(super) fn request_failed(
+        &self,
+        why: &'static str,
+        line: String,
+        runner: &Runner,
+        stop: CancellationToken,
+    ) {
         let all = Arc::clone(&self.failed);
-        let mut failed = all.lock();
-        if failed.is_counted {
+        if let Some(failed) = all.lock().get_mut(why) {
             failed.requests += 1;
             failed.latest = line;
             return;
         }
-        failed.is_counted = true;
-        drop(failed);
+        all.lock().insert(why, Failed::default());
         log::error!(target: "actix_doclock::web", "{line}");
         runner.spawn_untracked(async move {
             loop {
@@ -67,20 +84,21 @@ impl LogLimit {
                     () = stop.cancelled() => {}
                     () = sleep(EVERY) => {}
                 }
-                let mut failed = all.lock();
-                let (requests, latest) = (failed.requests, std::mem::take(&mut failed.latest));
-                failed.requests = 0;
-                failed.is_counted = requests > 0 && !stop.is_cancelled();
-                let goes_on = failed.is_counted;
-                drop(failed);
+                let Failed { requests, latest } = {
+                    let mut all = all.lock();
+                    let failed = all.remove(why).unwrap_or_default();
+                    if failed.requests > 0 && !stop.is_cancelled() {
+                        all.insert(why, Failed::default());
+                    }
+                    failed
+                };
                 if requests > 0 {
                     log::error!(
                         target: "actix_doclock::web",
-                        "{requests} more requests have failed within {EVERY:?}, because the database cannot be \
-                         reached; the latest: {latest}",
+                        "{requests} more requests have failed within {EVERY:?}, {why}; the latest: {latest}",
                     );
                 }
-                if !goes_on {
+                if requests == 0 || stop.is_cancelled() {
                     return;
                 }
             }

@@ -88,13 +88,18 @@ impl Reads {
         Ok(lock)
     }
 
+    pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
+        self.collections.all_collections(until).await;
+        self.list_known(aid, until).await
+    }
+
+    /// As [`list`](Self::list), but only in the collections that this server knows.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.list", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
+    pub(crate) async fn list_known(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
         // A session limits its own locks; the list of all locks is for a page.
-        self.collections.all_collections(until).await;
         let lists = self.in_each(async |collection| match aid {
             Some(aid) => self.list_in(collection, aid, until).await,
             None => {

@@ -24,6 +24,7 @@ use crate::{
     key::LockKey,
     manager::LockManager,
     text::{printable, short},
+    web::problem::log_failure,
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
@@ -121,7 +122,11 @@ impl AccessPolicy {
             Err(_) => format!("did not answer within {:?}", self.longest),
         };
         let message = format!("the access policy {why}");
-        log::error!(target: "actix_doclock::web", "{message}; it was asked for {:?}", keys.first());
+        let first = keys.first().map(LockKey::shown).unwrap_or_default();
+        log_failure(
+            "because the access policy fails",
+            format!("{message}; it was asked for {first}"),
+        );
         Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
     }
 }

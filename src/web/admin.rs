@@ -8,7 +8,7 @@ use actix_web::{
         StatusCode,
         header::{self, HeaderValue},
     },
-    web::{self, ServiceConfig},
+    web::ServiceConfig,
 };
 use serde::Serialize;
 
@@ -22,6 +22,7 @@ use crate::{
         Problem,
         assets::{JAVASCRIPT, file},
         format::{Current, millis, rfc3339},
+        problem::only,
         request::{Locks, RequestLocks},
     },
 };
@@ -33,10 +34,10 @@ const POLICY: HeaderValue =
 
 pub(super) fn routes(config: &mut ServiceConfig) {
     config
-        .route("/admin", web::get().to(page))
-        .route("/admin.js", web::get().to(script))
-        .route("/admin.css", web::get().to(style))
-        .route("/admin.json", web::get().to(all));
+        .service(only("/admin", "GET").get(page))
+        .service(only("/admin.js", "GET").get(script))
+        .service(only("/admin.css", "GET").get(style))
+        .service(only("/admin.json", "GET").get(all));
 }
 
 /// # Errors

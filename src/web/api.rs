@@ -9,7 +9,7 @@ use std::{collections::HashSet, iter, time::Duration};
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
     http::{StatusCode, header::HeaderName},
-    web::{self, Bytes, PayloadConfig, ServiceConfig},
+    web::{Bytes, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -25,6 +25,7 @@ use crate::{
         access::{Access, Permissions},
         admin, assets, events,
         format::{Current, millis, rfc3339},
+        problem::only,
         request::{Ask, Found, Locks, Mine, RequestLocks, path_param},
         same_site::SameSite,
     },
@@ -64,8 +65,9 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. A
-/// session that has ended holds nothing, so `heartbeat` and `release` answer it as any other session.
+/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. A member
+/// that the call does not know is refused, except in `release`. A session that has ended holds nothing, so `heartbeat` and `release` answer it
+/// as any other session.
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
 ///   false}`; these values are the defaults. A wait is limited to
@@ -112,23 +114,26 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 pub fn lock_api(config: &mut ServiceConfig) {
     config
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
-        .service(naming_many("").get(own).post(each::acquire))
-        .service(naming_many("/").get(own).post(each::acquire))
-        .service(naming_many("/heartbeat").post(heartbeat::renew))
-        .service(naming_many("/status").post(status::of_many))
-        .route("/events", web::get().to(events::stream))
+        .service(naming_many("", "GET, POST").get(own).post(each::acquire))
+        .service(naming_many("/", "GET, POST").get(own).post(each::acquire))
+        .service(naming_many("/heartbeat", "POST").post(heartbeat::renew))
+        .service(naming_many("/status", "POST").post(status::of_many))
+        .service(only("/events", "GET").get(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
         .service(
-            web::resource("/{collection}/{id}").get(status::of_one).post(acquire).delete(release),
+            only("/{collection}/{id}", "GET, POST, DELETE")
+                .get(status::of_one)
+                .post(acquire)
+                .delete(release),
         )
-        .route("/{collection}/{id}/release", web::post().to(release))
-        .route("/{collection}/{id}/break", web::post().to(break_lock));
+        .service(only("/{collection}/{id}/release", "POST").post(release))
+        .service(only("/{collection}/{id}/break", "POST").post(break_lock));
 }
 
 /// A resource whose bodies name many documents.
-fn naming_many(path: &str) -> Resource {
-    web::resource(path).app_data(PayloadConfig::new(MAX_LIST_BYTES))
+fn naming_many(path: &str, methods: &'static str) -> Resource {
+    only(path, methods).app_data(PayloadConfig::new(MAX_LIST_BYTES))
 }
 
 /// One lock of the session, as the client sees it.
@@ -272,7 +277,7 @@ async fn release(
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct BreakBody {
     reason: String,
     /// The lock that the person was shown.

@@ -11,14 +11,15 @@ use actix_web::{
     web::{self, ServiceConfig},
 };
 
-use crate::web::request::RequestLocks;
+use crate::web::{problem::only, request::RequestLocks};
 
 pub(super) const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 pub(super) fn routes(config: &mut ServiceConfig) {
-    config.service(web::resource("/client.js").get(client).route(web::head().to(client))).service(
-        web::resource("/client.d.ts").get(client_types).route(web::head().to(client_types)),
-    );
+    let file = |path| only(path, "GET, HEAD");
+    config
+        .service(file("/client.js").get(client).route(web::head().to(client)))
+        .service(file("/client.d.ts").get(client_types).route(web::head().to(client_types)));
 }
 
 async fn client(req: HttpRequest) -> HttpResponse {

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use crate::{
     clock,
     event::LockEvent,
+    key::LockKey,
     lock::{Aid, Lock, Mode, TabId},
     manager::watch::{
         ends::{EndOf, came},
@@ -63,7 +64,7 @@ struct Listener {
     events: LockEvents,
     aid: Option<Aid>,
     tab: Option<TabId>,
-    keys: Option<HashSet<String>>,
+    keys: Option<HashSet<LockKey>>,
     permissions: Permissions,
     end: Option<EndOf>,
     has_ended: bool,
@@ -90,8 +91,11 @@ pub(super) async fn stream(
     })?;
     manager.parts.collections.all_collections(locks.begin()).await;
     let tab = tab.and_then(|tab| tab.parse().ok());
-    let keys: Option<HashSet<_>> =
-        keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
+    let named = |name: &str| {
+        let (collection, id) = name.split_once('/')?;
+        manager.key(collection, id).ok()
+    };
+    let keys: Option<HashSet<_>> = keys.map(|keys| keys.split(',').filter_map(named).collect());
     let events = manager.events();
     let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
     let end = locks.aid().map(|aid| manager.parts.end_of(&aid));
@@ -166,9 +170,8 @@ impl Listener {
 
     /// The message with the events that this receiver has asked for, and may see.
     async fn message(&self, events: &[Arc<LockEvent>]) -> Option<String> {
-        let is_asked_for = |lock: &&Lock| {
-            self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()))
-        };
+        let is_asked_for =
+            |lock: &&Lock| self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key));
         let asked_for = events.iter().filter_map(|event| event.lock().filter(is_asked_for));
         let asked_for = asked_for.map(|lock| lock.key.clone()).collect();
         let visible = self.permissions.visible(asked_for).await?;

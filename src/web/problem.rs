@@ -3,10 +3,13 @@
 use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 
 use actix_web::{
-    HttpRequest, HttpResponse, ResponseError,
+    HttpRequest, HttpResponse, Resource, ResponseError,
     error::JsonPayloadError,
-    http::{Method, StatusCode, Uri, header},
-    web::JsonConfig,
+    http::{
+        Method, StatusCode, Uri,
+        header::{self, HeaderValue},
+    },
+    web::{self, JsonConfig},
 };
 use serde_json::{Map, Value, json};
 
@@ -14,7 +17,7 @@ use crate::{
     error::{LockError, StoreErrorKind},
     key::{InvalidKey, LockKey},
     lock::Lock,
-    manager::LockManager,
+    manager::{LockManager, log_limit::LogLimit},
     text::{printable, short},
     web::format::{millis, rfc3339},
 };
@@ -231,6 +234,18 @@ impl From<&LockError> for Problem {
     }
 }
 
+/// A resource that refuses all methods but these, for which the caller adds the routes.
+pub(super) fn only(path: &str, methods: &'static str) -> Resource {
+    let refuse = move || {
+        let mut refusal = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method")
+            .detail(format_args!("this path accepts {methods}"))
+            .error_response();
+        refusal.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+        std::future::ready(refusal)
+    };
+    web::resource(path).default_service(web::to(refuse))
+}
+
 /// For handlers that also answer with their own problems.
 impl From<LockError> for Problem {
     fn from(error: LockError) -> Self {
@@ -317,13 +332,29 @@ pub(super) fn log_fault(error: &LockError) {
         }
         // The id of a document may come from the URL.
         let line = printable(&format!("{error}{causes}"));
-        match served(|it| (it.manager.clone(), named(it))) {
-            Some((manager, request)) if error.is_outage() => {
-                manager.request_failed(format!("{request}: {line}"));
-            }
-            Some((_, request)) => log::error!(target: "actix_doclock::web", "{request}: {line}"),
-            None => log::error!(target: "actix_doclock::web", "{line}"),
+        let why = match error {
+            _ if error.is_outage() => "because the database cannot be reached",
+            LockError::Misconfigured(_) => "because the application is not set up correctly",
+            LockError::Document { .. } => "because a document does not fit its type",
+            _ => "for other reasons",
+        };
+        match served(|it| named(it)) {
+            Some(request) => log_failure(why, format!("{request}: {line}")),
+            None => log_failure(why, line),
         }
+    }
+}
+
+thread_local! {
+    /// For what fails outside of the wraps, or in a task of its own.
+    static LIMIT: LogLimit = LogLimit::default();
+}
+
+/// Logs a fault that a client can cause in any number: the first one of a kind at once, the next ones together.
+pub(super) fn log_failure(why: &'static str, line: String) {
+    match served(|it| it.manager.clone()) {
+        Some(manager) => manager.request_failed(why, line),
+        None => LIMIT.with(|limit| limit.error(why, &line)),
     }
 }
 
@@ -336,7 +367,7 @@ fn named(Served { method, uri, document, .. }: &Served) -> String {
 /// would not notice the error at all.
 pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
     let what_to_do = what_to_do.into();
-    log::error!(target: "actix_doclock::web", "{what_to_do}");
+    log_failure("because the application is not wired correctly", what_to_do.clone());
     served(|it| it.is_told = true);
     LockError::Misconfigured(what_to_do)
 }

@@ -70,8 +70,9 @@ const SLOW: Duration = Duration::from_millis(250);
 /// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
 
-/// A browser preloads a page that the person may never look at.
-const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
+/// By these headers a browser says that it loads a page in advance, which the person may never look at. The first one is
+/// the standard; older browsers and crawlers send one of the others.
+const PURPOSES: [&str; 4] = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
 
 /// Renders an error of the wrap.
 type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
@@ -195,7 +196,7 @@ impl RequestLocks {
             tab: named(headers, TAB),
             page: named(headers, PAGE),
             address: req.peer_addr().map(|it| it.ip()),
-            speculative: headers.contains_key(SEC_PURPOSE),
+            speculative: is_loaded_in_advance(headers),
             offered: offered_tokens(headers),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
@@ -523,6 +524,12 @@ pub(super) fn aid_in(session: &Session) -> Option<Aid> {
 /// A name chosen by the page, or the time for which its person has been away. A malformed value is ignored.
 fn named<T: FromStr>(headers: &HeaderMap, header: HeaderName) -> Option<T> {
     headers.get(header)?.to_str().ok()?.trim().parse().ok()
+}
+
+fn is_loaded_in_advance(headers: &HeaderMap) -> bool {
+    let purposes = PURPOSES.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
+    let mut purposes = purposes.map(str::to_ascii_lowercase);
+    purposes.any(|it| ["prefetch", "prerender", "preview"].iter().any(|name| it.contains(name)))
 }
 
 /// One token, or several separated by commas.

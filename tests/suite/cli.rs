@@ -588,7 +588,7 @@ async fn a_freeze_without_a_collection_an_end_or_a_future_is_wrong_use() {
         (&["freeze", "workitem", "--reason", &"x".repeat(501), "--for", "1h"], "500 bytes"),
         (
             &["freeze", "--all", "--reason", "x", "--for", "1h", "--database", "shpo"],
-            "nothing to freeze",
+            "there is no lock collection",
         ),
         (&["thaw"], "COLLECTION"),
     ] {
@@ -608,4 +608,39 @@ async fn a_break_by_the_command_is_noted_for_the_listener_of_the_application() {
     assert!(note.get("asked").is_none(), "it is settled: {note}");
     let taking = note.get_document("taking").unwrap();
     assert_eq!(taking.get_str("reason").unwrap(), "on holiday");
+}
+
+/// It would say that nothing is locked, and thaw nothing, in a database that was not meant.
+#[tokio::test]
+async fn a_database_without_locks_is_probably_mistyped_and_is_not_created() {
+    let (cli, database) = Cli::fresh().await;
+    let freeze = ["freeze", "--all", "--reason", "why", "--for", "1h"];
+    for args in [&["list"][..], &["watch"], &["thaw", "--all"], &freeze] {
+        let ran = cli.run(args).await;
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.err.contains(database.name()), "{ran:?}");
+    }
+    let all = database.client().list_database_names().await.unwrap();
+    assert!(!all.contains(&database.name().to_owned()), "{all:?}");
+}
+
+#[tokio::test]
+async fn a_break_by_another_token_says_that_the_document_is_locked() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "alice").await;
+    let other = "11111111-1111-4111-8111-111111111111";
+    let ran = cli.run(&["break", "workitem/a", "--yes", "--reason", "why", "--token", other]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("is locked, but not by the lock with this token"), "{ran:?}");
+    assert!(record(&database, &key("a")).await.is_some());
+}
+
+#[tokio::test]
+async fn no_lock_collection_is_made_for_a_lock_collection() {
+    let (cli, database) = Cli::fresh().await;
+    let ran = cli.run(&["init", "workitem.lock"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.err.contains("`workitem`"), "{ran:?}");
+    assert!(database.list_collection_names().await.unwrap().is_empty());
 }

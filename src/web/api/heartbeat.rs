@@ -1,11 +1,12 @@
 //! The sign of life of a page.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    lock::{Lock, LockToken},
+    key::LockKey,
+    lock::Lock,
     web::{
         Problem,
         api::{Body, MineBody, all_of, parse_token, read},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct HeartbeatBody {
     /// The locks that the client believes it holds: `"collection/id"` → token.
     locks: HashMap<String, String>,
@@ -35,39 +36,62 @@ struct LostBody {
     id: String,
 }
 
+impl LostBody {
+    fn named(name: &str) -> Self {
+        let (collection, id) = name.split_once('/').unwrap_or_default();
+        Self { key: name.to_owned(), collection: collection.to_owned(), id: id.to_owned() }
+    }
+}
+
 /// Renews the locks of the session, and says which of the locks that the page believes it holds are lost.
 pub(super) async fn renew(
     _: SameSite,
     Locks(locks): Locks,
     body: Body,
 ) -> Result<Current<HeartbeatAnswer>, Problem> {
-    let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
-        .map(|(name, token)| Ok((name, parse_token(&token)?)))
-        .collect::<Result<HashMap<_, _>, Problem>>()?;
+    let mut believed = Vec::new();
+    for (name, token) in read::<HeartbeatBody>(body)?.locks {
+        let key = name
+            .split_once('/')
+            .and_then(|(collection, id)| locks.manager.key(collection, id).ok());
+        believed.push((name, key, parse_token(&token)?));
+    }
     locks.check_client()?;
     // `locks.session(…)` has started a renewal of the session's locks, if one was due.
     let until = locks.begin();
     locks.renewed(until).await;
     let until = locks.begin();
-    let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.manager.parts.collections.learn(named, until).await;
-    let held = locks.still_allowed(locks.list(until).await?).await;
-    let tokens: HashMap<String, Option<LockToken>> =
-        held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
-    let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));
-    let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
-        .map(|(name, token)| {
-            let (collection, id) = name.split_once('/').unwrap_or_default();
-            if let (Some(_), Ok(key)) = (locks.aid(), locks.manager.key(collection, id)) {
-                locks.manager.parts.granting.missed_lock(&key, *token, "heartbeat");
+    let held = match locks.aid() {
+        // Names tell the collections, so there is no need to look for others.
+        Some(aid) if !believed.is_empty() => {
+            let named = believed.iter().filter_map(|(_, key, _)| Some(key.as_ref()?.collection()));
+            locks.manager.parts.collections.learn(named, until).await;
+            locks.manager.parts.reads.list_known(Some(&aid), until).await?
+        }
+        _ => locks.list(until).await?,
+    };
+    let held = locks.still_allowed(held).await;
+    let tokens: HashMap<_, _> = held.iter().map(|lock| (&lock.key, lock.token)).collect();
+    let is_held = |key: &LockKey, token| tokens.get(key) == Some(&Some(token));
+    let mut lost = Vec::new();
+    for (name, key, token) in &believed {
+        let Some(key) = key else {
+            lost.push(LostBody::named(name));
+            continue;
+        };
+        if !is_held(key, *token) {
+            if locks.aid().is_some() {
+                locks.manager.parts.granting.missed_lock(key, *token, "heartbeat");
             }
-            LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
-        })
-        .collect();
+            lost.push(LostBody::named(&key.to_string()));
+        }
+    }
     if believed.is_empty() {
         return Ok(Current(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
     }
-    let is_named = |lock: &&Lock| believed.get(&lock.key.to_string()).copied() == lock.token;
+    let keys: HashSet<_> =
+        believed.iter().filter_map(|(_, key, token)| Some((key.as_ref()?, Some(*token)))).collect();
+    let is_named = |lock: &&Lock| keys.contains(&(&lock.key, lock.token));
     let named = held.iter().filter(is_named).inspect(|lock| locks.names(lock));
     let held = named.map(MineBody::from).collect();
     Ok(Current(HeartbeatAnswer { held, lost }))

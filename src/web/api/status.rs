@@ -1,5 +1,7 @@
 //! The state of one document, or of many: free, or locked by whom.
 
+use std::collections::HashSet;
+
 use actix_web::{HttpRequest, ResponseError, http::StatusCode};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,7 @@ use crate::{
         Problem,
         access::Access,
         format::{Current, millis, rfc3339},
-        request::{Locks, RequestLocks},
+        request::{Locks, RequestLocks, path_param},
         same_site::SameSite,
     },
 };
@@ -22,6 +24,9 @@ const MAX_KEYS: usize = 200;
 #[derive(Serialize)]
 pub(super) struct StateBody {
     state: &'static str,
+    /// The name of the document, if the URL writes its id in another way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<Mode>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,6 +70,7 @@ impl StateBody {
         };
         Self {
             state,
+            key: None,
             mode: lock.as_ref().map(|lock| lock.mode),
             since: lock.as_ref().map(|lock| rfc3339(lock.since)),
             expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
@@ -83,7 +89,9 @@ pub(super) async fn of_one(
     let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.aid(), locks.begin());
     let lock = locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
-    Ok(Current(StateBody::of(&key, lock, &locks)))
+    let [collection, id] = ["collection", "id"].map(|it| path_param(&req, it).unwrap_or_default());
+    let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
+    Ok(Current(StateBody { key: name, ..StateBody::of(&key, lock, &locks) }))
 }
 
 #[derive(Default, Deserialize)]
@@ -102,17 +110,32 @@ pub(super) struct StatusAnswer {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Row {
-    Known(KeyedState),
+    Known(Box<KeyedState>),
     Unknown { key: String, state: &'static str, problem: &'static str },
 }
 
 #[derive(Serialize)]
 struct KeyedState {
     key: String,
+    /// The key as it was asked for, if its id can be written in several ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked: Option<String>,
     collection: String,
     id: String,
     #[serde(flatten)]
     state: StateBody,
+}
+
+impl KeyedState {
+    fn of(key: LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
+        Self {
+            state: StateBody::of(&key, lock, locks),
+            key: key.to_string(),
+            asked: None,
+            collection: key.collection().to_owned(),
+            id: key.id().to_string(),
+        }
+    }
 }
 
 pub(super) async fn of_many(
@@ -129,24 +152,24 @@ pub(super) async fn of_many(
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for key in keys {
         match key.split_once('/').map(|(collection, id)| named(&permissions, collection, id)) {
-            Some(Ok(key)) => known.push(key),
+            Some(Ok(named)) => known.push((key, named)),
             Some(Err(problem)) if problem.status_code() == StatusCode::NOT_FOUND => {
                 return Err(problem);
             }
             _ => unknown.push(Row::Unknown { key, state: "unknown", problem: "malformed_key" }),
         }
     }
-    let _turn = locks.turn(&known).await?;
-    let keys = permissions.allowed(known, Access::Look).await?;
+    let keys: Vec<_> = known.iter().map(|(_, key)| key.clone()).collect();
+    let _turn = locks.turn(&keys).await?;
+    let allowed: HashSet<_> = permissions.allowed(keys, Access::Look).await?.into_iter().collect();
+    known.retain(|(_, key)| allowed.contains(key));
+    let keys: Vec<_> = known.iter().map(|(_, key)| key.clone()).collect();
     let (aid, until) = (locks.aid(), locks.begin());
     let found = locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
-    let known = keys.into_iter().zip(found).map(|(key, lock)| {
-        Row::Known(KeyedState {
-            collection: key.collection().to_owned(),
-            id: key.id().to_string(),
-            state: StateBody::of(&key, lock, &locks),
-            key: key.to_string(),
-        })
+    let known = known.into_iter().zip(found).map(|((asked, key), lock)| {
+        let state = KeyedState::of(key, lock, &locks);
+        let asked = (asked != state.key).then_some(asked);
+        Row::Known(Box::new(KeyedState { asked, ..state }))
     });
     Ok(Current(StatusAnswer { locks: known.chain(unknown).collect() }))
 }

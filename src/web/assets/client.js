@@ -209,13 +209,19 @@ function decoded(part) {
 
 const AT_ONCE = 200;   // as many as the server allows
 
-/** The states of these documents, without those for which no answer came. */
-async function lookAt(base, keys) {
+/**
+ * The states of these documents, without those for which no answer came. `names` learns which of them the server
+ * writes in another way.
+ */
+async function lookAt(base, keys, names = new Map()) {
   const found = new Map();
   for (let from = 0; from < keys.length; from += AT_ONCE) {
     const answer = await request('POST', base + '/status', PROMISED.states, { body: { keys: keys.slice(from, from + AT_ONCE) } });
     if (!answer.ok) continue;
-    for (const body of answer.body.locks) found.set(body.key, standing({ ...answer, body }));
+    for (const body of answer.body.locks) {
+      found.set(body.asked ?? body.key, standing({ ...answer, body }));
+      if (body.asked) names.set(body.key, body.asked);
+    }
   }
   return found;
 }
@@ -223,14 +229,16 @@ async function lookAt(base, keys) {
 class List {
   #base; #callback; #end;
   #keys = new Set();
+  #names = new Map();   // as the server writes them → as the page does
   #due = new Set();
   #isLooking = false;
 
   constructor(base, keys, callback) {
     [this.#base, this.#callback] = [base, callback];
     this.#end = Feed.of(base).listen(({ type, key }) => {
-      if (type === 'resync') this.look();
-      else if (this.#keys.has(key)) this.#look([key]);
+      if (type === 'resync') return this.look();
+      const shown = [key, this.#names.get(key)].filter(it => this.#keys.has(it));
+      if (shown.length) this.#look(shown);
     }, () => this.#keys);
     this.show(keys);
   }
@@ -257,7 +265,7 @@ class List {
     while (this.#due.size) {
       const these = [...this.#due].slice(0, AT_ONCE);
       for (const key of these) this.#due.delete(key);
-      const found = await lookAt(this.#base, these);   // an event that comes meanwhile makes its document due again
+      const found = await lookAt(this.#base, these, this.#names);   // an event that comes meanwhile makes its document due again
       const shown = these.filter(key => this.#keys.has(key));   // `show` or `close` may have come meanwhile
       if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
     }
@@ -690,6 +698,7 @@ class PageLock {
     } else {
       this.#wanted = false;
       this.#lose(answer.status === 401 ? 'session_ended' : undefined);
+      if (answer.status === 423) this.#named(answer);
       if (answer.status === 423 && turn === this.#turn) this.#saw(standing(answer));
       else this.#lookIn(0);
     }
@@ -707,10 +716,18 @@ class PageLock {
     const turn = ++this.#turn, answer = await request('GET', this.url, PROMISED.state);
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
+    if (answer.ok) this.#named(answer);
     if (answer.ok) this.#saw(standing(answer));
     else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
     else this.#problem = answer.body;
     this.#changed();
+  }
+
+  /** The server may write the id in another way than the URL. */
+  #named({ body: { key } }) {
+    if (!key || key === this.key) return;
+    this.key = key;
+    this.#api.feed.announce();
   }
 
   #lookIn(ms) {

@@ -560,17 +560,17 @@ impl RequestLocks {
         lock.mode == Mode::Exclusive && tabs.is_some_and(|(this, of_lock)| this != of_lock)
     }
 
-    /// The refusal that the lock API sends for this error. If somebody holds the lock, it also says whether this person
-    /// may take it over.
+    /// The refusal that the lock API sends for this error. If somebody holds the lock, it also names the document, and
+    /// says whether this person may take the lock over.
     pub(in crate::web) fn problem(&self, error: LockError) -> Problem {
-        let may_take_over = match &error {
-            LockError::Held(lock) => Some(self.may_take_over(lock)),
-            LockError::HeldByOtherTab(_) => Some(true),
+        let told = match &error {
+            LockError::Held(lock) => Some((lock.key.to_string(), self.may_take_over(lock))),
+            LockError::HeldByOtherTab(lock) => Some((lock.key.to_string(), true)),
             _ => None,
         };
         let problem = Problem::from(error);
-        match may_take_over {
-            Some(may) => problem.with("may_take_over", may),
+        match told {
+            Some((key, may)) => problem.with("key", key).with("may_take_over", may),
             None => problem,
         }
     }

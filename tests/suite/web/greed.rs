@@ -5,13 +5,17 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use actix_doclock::MongoStore;
+use actix_doclock::{MongoStore, limits::MAX_COLLECTIONS};
 use futures_util::{FutureExt, future::join_all};
 use serde_json::json;
 use tokio::{sync::watch, task::yield_now};
 
 use super::*;
-use crate::rig::{self, paused::Paused};
+use crate::rig::{
+    self,
+    log::{count_logged, log_lines, logged},
+    paused::Paused,
+};
 
 const LIMIT: usize = 10;
 
@@ -264,7 +268,7 @@ async fn a_batch_costs_no_more_claims_than_there_is_room_and_no_more_reads_than_
     let again = batch(&alice).await;
     assert_eq!(again["held"].as_array().unwrap().len(), LIMIT, "they are confirmed");
     let (claims, reads) = sent().await;
-    assert!(claims <= LIMIT && reads <= 3 * LIMIT + 4, "{claims} claims, {reads} reads");
+    assert!(claims <= LIMIT && reads <= 5 * LIMIT + 4, "{claims} claims, {reads} reads");
 
     // All that is left for Bob are the notes that Alice does not have. He takes his share.
     assert_eq!(batch(&bob).await["held"].as_array().unwrap().len(), LIMIT);
@@ -348,4 +352,50 @@ async fn a_handler_that_opens_many_documents_opens_no_more_than_there_is_room() 
     let opened = all.iter().filter(|it| it.ends_with(": old")).count();
     let refused = all.iter().filter(|it| it.contains("holds 10 locks")).count();
     assert_eq!((opened, refused), (LIMIT, 20 - LIMIT - 1), "{all:?}");
+}
+
+/// However often a client causes it, a fault of one kind is one line of the log in ten seconds.
+#[actix_web::test]
+async fn faults_that_a_person_causes_in_any_number_share_lines() {
+    log_lines();
+    /// A note that does not fit its type, and one in a collection that a pattern covers.
+    #[derive(Serialize, Deserialize)]
+    struct Odd<const OF_TENANT: bool> {
+        #[serde(rename = "_id")]
+        id: String,
+        text: i32,
+    }
+    impl<const OF_TENANT: bool> Lockable for Odd<OF_TENANT> {
+        type Id = String;
+        const COLLECTION: &'static str = if OF_TENANT { "acme_greedy" } else { Note::COLLECTION };
+    }
+    let (locks, store) = embedded().await;
+    store.put("odd".to_owned(), &Odd::<false> { id: "odd".to_owned(), text: 5 }).unwrap();
+    store.put("a".to_owned(), &Odd::<true> { id: "a".to_owned(), text: 5 }).unwrap();
+    locks.register_matching::<Note>("*_greedy").await.unwrap();
+    for n in 0..MAX_COLLECTIONS {
+        locks.register_in::<Note>(&format!("other{n}")).await.unwrap();
+    }
+    let app = serve_with(&locks, |session| {
+        session.access_policy(async |_: Option<Actor>, key: LockKey, _| {
+            assert!(key.id().to_string() != "panic", "on purpose");
+            true
+        })
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let began = std::time::Instant::now();
+    for _ in 0..40 {
+        alice.post("/note/odd").await.problem(500);
+        alice.post("/locks/acme_greedy/a").await.problem(500);
+        alice.post("/locks/evil%1B%5B2J_greedy/panic").await.problem(503);
+        alice.post_json("/locks/status", json!({ "keys": ["note/panic"] })).await.problem(503);
+    }
+    for line in ["does not fit its Rust type", "_greedy` cannot be locked", "policy has panicked"] {
+        let lines = count_logged(&["ERROR", line]);
+        let most = 2 + began.elapsed().as_secs() / 10;
+        assert!(lines >= 1 && lines as u64 <= most, "{line}: {lines}, at most {most}");
+    }
+    assert!(!logged("\u{1b}[2J"), "nor does a name reach the terminal of whoever reads the log");
+    assert!(logged(r"evil\u{1b}[2J_greedy"));
 }

@@ -24,6 +24,7 @@ mod session_store;
 mod sessions;
 mod several;
 mod shared;
+mod spelling;
 mod tabs;
 mod take_over;
 mod titles;

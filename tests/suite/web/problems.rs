@@ -481,3 +481,42 @@ async fn the_application_renders_the_errors_of_the_wrap_itself() {
     assert!(page.text().starts_with("<p>/note/a cross_site: only pages"), "{}", page.text());
     post("application/json").await.problem(403);
 }
+
+#[actix_web::test]
+async fn a_wrong_method_is_answered_with_those_that_the_path_accepts() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for (method, path, accepted) in [
+        (Method::PUT, "/locks", "GET, POST"),
+        (Method::GET, "/locks/heartbeat", "POST"),
+        (Method::GET, "/locks/status", "POST"),
+        (Method::POST, "/locks/events", "GET"),
+        (Method::PATCH, "/locks/note/a", "GET, POST, DELETE"),
+        (Method::GET, "/locks/note/a/release", "POST"),
+        (Method::DELETE, "/locks/note/a/break", "POST"),
+        (Method::POST, "/locks/client.js", "GET, HEAD"),
+        (Method::POST, "/locks/admin.json", "GET"),
+    ] {
+        let refused = alice.send(alice.request(method, path)).await;
+        assert_eq!(refused.problem(405)["code"], "wrong_method", "{path}");
+        assert_eq!(refused.header("allow"), Some(accepted), "{path}");
+    }
+}
+
+#[actix_web::test]
+async fn a_member_that_a_call_does_not_know_is_refused() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    for path in
+        ["/locks", "/locks/heartbeat", "/locks/status", "/locks/note/a", "/locks/note/a/break"]
+    {
+        let mistyped = serde_json::json!({ "tokne": "11111111-1111-4111-8111-111111111111" });
+        let refused = alice.post_json(path, mistyped).await.problem(400);
+        assert_eq!(refused["code"], "bad_request", "{path}");
+        assert!(refused["detail"].as_str().unwrap().contains("tokne"), "{refused}");
+    }
+    assert_eq!(alice.get("/locks/note/a").await.json()["state"], "mine");
+}

@@ -213,13 +213,19 @@ async fn no_lock_is_taken_for_a_prerendered_page() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
-    for purpose in ["prefetch", "prefetch;prerender"] {
+    for (header, purpose) in [
+        ("sec-purpose", "prefetch"),
+        ("sec-purpose", "prefetch;prerender"),
+        ("purpose", "prefetch"),
+        ("x-purpose", "preview"),
+        ("x-moz", "Prefetch"),
+    ] {
         for (method, uri) in [
             (Method::POST, "/locks/note/a"),
             (Method::POST, "/note/a"),
             (Method::POST, "/note/a/read"),
         ] {
-            let request = alice.request(method, uri).insert_header(("sec-purpose", purpose));
+            let request = alice.request(method, uri).insert_header((header, purpose));
             assert_eq!(alice.send(request).await.problem(403)["code"], "speculative");
             assert!(locks.inspect(&key("a")).await.unwrap().is_none());
         }

@@ -34,7 +34,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `doctor` has found no problem
   1  `doctor` has found a problem; there is no such lock or freeze, or the lock was not broken
-  2  wrong use: an option, a name, or the form of the URI
+  2  wrong use: an option, a name, the form of the URI, or a database without lock collections
   3  the database was not reached, or did not answer in time
   4  the database refused the command, or the output could not be written";
 
@@ -106,7 +106,7 @@ pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) which: Which,
     /// The reason; written to the log, and shown to those who have the document open
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
     pub(crate) reason: String,
     /// The person who breaks the lock; written to the log, and shown to those who have the document open
     #[arg(long, env = "USER", hide_env_values = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -124,13 +124,13 @@ pub(crate) struct Freeze {
     #[command(flatten)]
     pub(crate) what: Frozen,
     /// The reason, as the people who cannot edit meanwhile see it
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
     pub(crate) reason: String,
     /// Who freezes; recorded with the freeze, and written to the log
     #[arg(long, env = "USER", hide_env_values = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) actor: String,
     /// How long, for example `2h`, by the database's clock
-    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration, required_unless_present = "until")]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, required_unless_present = "until")]
     pub(crate) lasts: Option<Duration>,
     /// When the freeze ends, for example `2026-12-24T18:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_rfc3339_weak, conflicts_with = "lasts")]
@@ -178,12 +178,25 @@ pub(crate) struct Doctor {
 
 /// Parses a ttl within the limits of `LockManager`'s builder.
 fn ttl(text: &str) -> Result<Duration, String> {
-    let ttl = humantime::parse_duration(text).map_err(|e| format!("{e}; write `150s` or `5m`"))?;
+    let ttl = duration(text).map_err(|e| format!("{e}; write `150s` or `5m`"))?;
     if TTL_RANGE.contains(&ttl) {
         Ok(ttl)
     } else {
         Err("write a duration from 1s to 30days".into())
     }
+}
+
+/// Parses a duration. `2M` would be two months, and hardly ever means that.
+fn duration(text: &str) -> Result<Duration, String> {
+    if text.contains('M') {
+        return Err("`M` could be minutes or months: write `2min` or `2months`".into());
+    }
+    humantime::parse_duration(text).map_err(|e| e.to_string())
+}
+
+/// Parses a reason, which people read.
+fn reason(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("say why".into()) } else { Ok(text.to_owned()) }
 }
 
 /// Parses the name of a field, which may be a path.
@@ -220,6 +233,33 @@ mod tests {
         assert_eq!(field("customer.name").as_deref(), Ok("customer.name"));
         for wrong in ["", ".", "a.", ".a", "a..b", "$where", "a.$", "a\0"] {
             assert!(field(wrong).unwrap_err().contains("write"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn neither_months_for_minutes_nor_an_empty_reason_is_accepted() {
+        assert_eq!(duration("2h 5min"), Ok(Duration::from_secs(2 * 3600 + 300)));
+        assert_eq!(duration("1month").unwrap().as_secs() / 86_400, 30);
+        for wrong in ["2M", "1h 5M", "2"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+        let freeze = |reason| {
+            Args::try_parse_from([
+                "doclock",
+                "freeze",
+                "--all",
+                "--for=1h",
+                "--actor=A",
+                "--reason",
+                reason,
+            ])
+        };
+        let breaks = |reason| {
+            Args::try_parse_from(["doclock", "break", "a/1", "--actor=A", "--reason", reason])
+        };
+        assert!(freeze("why").is_ok() && breaks("why").is_ok());
+        for empty in ["", " ", "\t\n"] {
+            assert!(freeze(empty).is_err() && breaks(empty).is_err(), "{empty:?}");
         }
     }
 

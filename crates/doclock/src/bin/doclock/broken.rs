@@ -14,6 +14,7 @@ use crate::{
 
 pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> Result {
     let mut seen = locks::on(store, &args.which).await?;
+    let is_locked = !seen.is_empty();
     if args.token.is_some() {
         seen.retain(|lock| lock.token == args.token);
     }
@@ -31,11 +32,15 @@ pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> 
     locks.shutdown().await;
     if json {
         let broken: Vec<_> = broken.iter().map(|lock| as_json(lock)).collect();
-        output::print(&json!({ "broken": broken }).to_string())?;
+        output::print_json(&json!({ "broken": broken }))?;
     } else if !broken.is_empty() {
         output::print(&format!("broken: {}", output::printable(&args.which.key)))?;
     }
     match (seen.len(), broken.len()) {
+        (0, _) if is_locked => tell(&format!(
+            "{} is locked, but not by the lock with this token; `doclock show` prints the tokens",
+            args.which.key
+        )),
         (0, _) => tell(&format!("{} is not locked", args.which.key)),
         (_, 0) if agreed => tell("the lock was gone by then"),
         (_, 0) => tell("nothing was broken"),

@@ -7,12 +7,14 @@ use serde_json::json;
 use crate::{
     Outcome, Result, answer,
     args::Doctor,
-    locks,
     output::{self, printable},
 };
 
 pub(crate) async fn doctor(store: &MongoStore, args: &Doctor, json: bool) -> Result {
-    let collections = locks::collections(store, &args.of).await?;
+    let collections = match &*args.of.collections {
+        [] => answer(store.lock_collections()).await?,
+        named => named.to_vec(),
+    };
     if let Some(sessions) = &args.sessions {
         store.also_needs(doclock::sessions(sessions));
     }
@@ -20,7 +22,7 @@ pub(crate) async fn doctor(store: &MongoStore, args: &Doctor, json: bool) -> Res
     let is_wrong = |finding: &&Finding| finding.severity > Severity::Info;
     let wrong = findings.iter().filter(is_wrong).count();
     if json {
-        output::print(&json!({ "findings": findings }).to_string())?;
+        output::print_json(&json!({ "findings": findings }))?;
     } else {
         for finding in &findings {
             output::print(&text(finding))?;

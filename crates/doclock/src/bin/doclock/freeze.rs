@@ -28,9 +28,6 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
         return Err(Failure::Usage(message));
     }
     let (locks, scope) = scope(store, &args.what).await?;
-    if scope == Scope::All {
-        attach_all(store, &locks).await?;
-    }
     match locks.freeze(scope.clone(), &args.reason, until, &Actor::new(&args.actor)).await {
         Err(e @ LockError::PastFreeze) => return Err(Failure::Usage(e.to_string())),
         frozen => frozen?,
@@ -49,16 +46,9 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
     Ok(Outcome::Done)
 }
 
-/// All collections that have locks. There must be one: a typo in the name of the database is no freeze.
+/// All collections that have locks.
 async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<()> {
-    let all = answer(store.lock_collections()).await?;
-    if all.is_empty() {
-        return Err(Failure::Usage(format!(
-            "there is no lock collection in the database `{}`: nothing to freeze",
-            store.database().name(),
-        )));
-    }
-    for collection in all {
+    for collection in locks::lock_collections(store).await? {
         locks::attach(store, &collection).await?;
         locks.attach(collection.leak());
     }
@@ -82,7 +72,10 @@ pub(crate) async fn thaw(store: &MongoStore, args: &Frozen, json: bool) -> Resul
 
 async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)> {
     let locks = manager(store).await?;
-    let Some(collection) = &args.collection else { return Ok((locks, Scope::All)) };
+    let Some(collection) = &args.collection else {
+        attach_all(store, &locks).await?;
+        return Ok((locks, Scope::All));
+    };
     locks::attach(store, collection).await?;
     // Leaked on purpose: the process ends with the command.
     locks.attach(collection.clone().leak());

@@ -16,6 +16,11 @@ const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result {
     for collection in &args.collections {
         LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
+        if let Some(of_documents) = collection.strip_suffix(".lock") {
+            return Err(Failure::Usage(format!(
+                "`{collection}` is the name of a lock collection: name the collection of the documents, `{of_documents}`"
+            )));
+        }
         let before = answer(store.attach(collection)).await?;
         if before.is_some_and(|rules| rules.fenced) && !args.fenced {
             return Err(Failure::Usage(format!(
@@ -49,7 +54,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
         if let Some(sessions) = &args.sessions {
             made["sessions"] = json!(sessions);
         }
-        output::print(&made.to_string())?;
+        output::print_json(&made)?;
         return Ok(Outcome::Done);
     }
     for (collection, ttl) in made {

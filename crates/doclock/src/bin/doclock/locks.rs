@@ -68,9 +68,21 @@ pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result
 /// The named collections, or all if none are named.
 pub(crate) async fn collections(store: &MongoStore, args: &Collections) -> Result<Vec<String>> {
     if args.collections.is_empty() {
-        return answer(store.lock_collections()).await;
+        return lock_collections(store).await;
     }
     Ok(args.collections.clone())
+}
+
+/// All collections that have locks. There must be one: the name of the database may be mistyped.
+pub(crate) async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
+    let all = answer(store.lock_collections()).await?;
+    if all.is_empty() {
+        return Err(Failure::Usage(format!(
+            "there is no lock collection in the database `{}`: is this its name?",
+            store.database().name(),
+        )));
+    }
+    Ok(all)
 }
 
 /// The locks on the documents of these collections, in order.

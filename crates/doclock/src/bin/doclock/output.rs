@@ -70,7 +70,28 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
 
 /// Prints the value as JSON for a program, or the text for people.
 pub(crate) fn show(json: bool, value: &Value, text: &str) -> io::Result<()> {
-    if json { print(&value.to_string()) } else { print(text) }
+    if json { print_json(value) } else { print(text) }
+}
+
+/// Prints the value in one line. A program reads it, but perhaps a person does, too: characters without a visible shape
+/// are written by their numbers.
+pub(crate) fn print_json(value: &Value) -> io::Result<()> {
+    print(&as_text(value))
+}
+
+pub(crate) fn as_text(value: &Value) -> String {
+    let mut text = String::new();
+    for c in value.to_string().chars() {
+        // Only the strings in it have other characters.
+        if c.is_ascii() && !c.is_ascii_control() || c.escape_debug().len() == 1 {
+            text.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                text += &format!("\\u{unit:04x}");
+            }
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -90,6 +111,19 @@ mod tests {
         ] {
             assert_eq!(printable(written), shown);
         }
+    }
+
+    #[test]
+    fn json_has_no_character_that_a_terminal_obeys_and_means_the_same() {
+        let odd = "O'Brien \"B\" \\ 日本 हिन्दी \u{1b}[31m\u{7f}\u{9b}2J\u{202e}txt\u{e0041}\r\n";
+        let value = serde_json::json!({ "label": odd });
+        let text = as_text(&value);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        assert!(
+            text.contains("日本") && text.contains("\\u202e") && text.contains("\\u009b2J"),
+            "{text}"
+        );
+        assert!(!text.contains(|c: char| c.is_control() || c == '\u{202e}'), "{text}");
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn in_json(event: &LockEvent, now: &str) -> String {
         value["by"] = json!(taken.by);
         value["reason"] = json!(taken.reason);
     }
-    value.to_string()
+    output::as_text(&value)
 }
 
 fn text(event: &LockEvent) -> String {
