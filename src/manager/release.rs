@@ -277,9 +277,7 @@ impl Granting {
         self.seen.queues.machine.lock().freed(&held.key);
         Ok(())
     }
-}
 
-impl Granting {
     /// As `release_in`, for a page that may not know of its lock. A shared lock is released unless another page of the
     /// session was told of it.
     pub(crate) async fn page_left(

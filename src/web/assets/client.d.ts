@@ -1,4 +1,4 @@
-// Types of client.js.
+// Types of client.js. It needs Chromium 116, Firefox 124 or Safari 17.4, or later.
 
 /** The state of a document, for the page that asks. */
 export interface Standing {
@@ -63,7 +63,10 @@ export interface Options {
   waitIdleMs?: number;
   /** This page holds the lock, for the first time or again: load the document, it may have changed. */
   onheld?(lock: DocLock): void;
-  /** The lock is gone. The page should keep the text that was typed. */
+  /**
+   * The lock is gone; or it has expired while the server could not be reached. The page should keep the text that was
+   * typed.
+   */
   onlost?(loss: Loss, lock: DocLock): void;
   /** Nobody holds the lock any more. */
   onfree?(lock: DocLock): void;
@@ -150,7 +153,7 @@ export class DocLock extends EventTarget {
   readonly offline: boolean;
   /**
    * Why the server refused the last request, unless the reason is another holder; or why it cannot answer at the
-   * moment (429, 5xx), although it is not `offline`.
+   * moment (429, 5xx), although it is not `offline`; or `login_required`, if another page has answered.
    */
   readonly problem: Problem | null;
 

@@ -140,13 +140,13 @@ const ANOTHER_PAGE = {
 // Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page. An answer that is not
 // what was `promised` is not `ok`, whatever its status.
 async function request(method, url, promised, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
-  const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
-  if (!extra) init.credentials = 'include';   // cookies, also to another origin
-  if (signal) init.signal = AbortSignal.any([signal, init.signal]);
   const sent = now();
   // The scripts of a page that is left run on for a moment, and no beacon follows what they would ask for.
   if (isLeft && !keepalive) return { sent, status: 0, ok: false, body: {} };
   try {
+    const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
+    if (!extra) init.credentials = 'include';   // cookies, also to another origin
+    if (signal) init.signal = AbortSignal.any([signal, init.signal]);
     init.headers = await Promise.race([headers(), aborted(init.signal)]);
     if (body) {
       init.headers['Content-Type'] = 'application/json';
