@@ -296,12 +296,12 @@ mod tests {
     async fn a_grant_asks_again_if_the_last_answer_is_older_than_two_seconds() {
         let (freezes, key) = (freezes(), LockKey::new("page", 1).unwrap());
         let began = clock::now();
-        let refuse = async || freezes.refuse(&key, clock::now() + Duration::from_secs(1)).await;
+        let check = async || freezes.check(&key, clock::now() + Duration::from_secs(1)).await;
         tokio::time::advance(OLD).await;
-        refuse().await.unwrap();
+        check().await.unwrap();
         assert_eq!(freezes.newest.lock().asked, began);
         tokio::time::advance(Duration::from_millis(1)).await;
-        refuse().await.unwrap();
+        check().await.unwrap();
         assert!(freezes.newest.lock().asked > began);
     }
 

@@ -364,20 +364,7 @@ impl RequestLocks {
                     let worked = work(found, until).await;
                     return self.keep_if_found(mine, None, worked, until).await;
                 }
-                // The client names its own shared lock. Two readers that waited would wait for each other.
-                Err(LockError::Lost { holder: Some(lock), .. })
-                    if self.is_own(&lock) && is_among(how.offered, &lock) =>
-                {
-                    how = Ask { upgrades: lock.token, wait: Wait::no(), ..how };
-                }
-                Err(LockError::Lost { holder: Some(lock), .. }) if !self.is_own(&lock) => {
-                    return Err(LockError::Held(lock));
-                }
-                Err(LockError::WrongSession { lock, .. }) => {
-                    return Err(LockError::WrongSession { lock, asked: true });
-                }
-                Err(LockError::Lost { key, .. }) => return Err(LockError::StaleToken { key }),
-                Err(other) => return Err(other),
+                Err(e) => how = self.upgrade(how, e)?,
             }
         }
         let mut aid = self.aid_for_lock()?;
@@ -404,7 +391,7 @@ impl RequestLocks {
             let until = self.begin();
             let has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
             // A session that ends at this moment either releases this lock, or has already left its
-            // tombstone. A lock from an earlier request was released by that end. So does a page that is left.
+            // tombstone. A lock from an earlier request was released by that end. The same applies to a page that is left.
             let alive = async {
                 if is_claimed {
                     self.manager.parts.sessions.refuse_ended(&aid, self.page, until).await
@@ -421,40 +408,73 @@ impl RequestLocks {
             };
             let found = Found { is_claimed, has_waited, document };
             let (alive, room, worked) = tokio::join!(alive, room, work(found, until));
-            match alive.and(room) {
-                Ok(()) => {
-                    let kept = self.keep_if_found(mine, fresh, worked, until).await?;
-                    if is_claimed && !kept.0.is_fresh {
-                        self.manager.parts.granting.told(&kept.0.lock);
-                    }
-                    return Ok(kept);
-                }
-                Err(
-                    refused @ (LockError::SessionEnded { .. } | LockError::TooManyLocks { .. }),
-                ) => {
-                    // Released before anything else is tried: other requests of the session may have been told that
-                    // they hold this lock, and may not keep it either.
-                    self.release(&mine, until).await?;
-                    if let Some(fresh) = fresh {
-                        fresh.forget();
-                    }
-                    let LockError::SessionEnded { ago } = refused else { return Err(refused) };
-                    // A token that was logged out stays so.
-                    if ago <= self.news_for() || self.is_client() {
-                        return Err(LockError::SessionEnded { ago });
-                    }
-                    aid = self.replace_aid(&aid);
-                }
-                Err(left @ LockError::PageLeft) => {
-                    // This request has made the lock one of its page, whose beacon has come before.
-                    if let (None, Some(page)) = (&fresh, self.page) {
-                        let granting = &self.manager.parts.granting;
-                        granting.page_left(&mine.lock, page, GRACE, until).await?;
-                    }
-                    return Err(left);
-                }
-                Err(e) => return Err(e),
+            if let Err(refused) = alive.and(room) {
+                aid = self.take_again_as(refused, &mine, fresh, until).await?;
+                continue;
             }
+            let kept = self.keep_if_found(mine, fresh, worked, until).await?;
+            if is_claimed && !kept.0.is_fresh {
+                self.manager.parts.granting.told(&kept.0.lock);
+            }
+            return Ok(kept);
+        }
+    }
+
+    /// How to ask for the exclusive lock if the client has named its own shared lock. Two readers that waited would wait for
+    /// each other.
+    ///
+    /// # Errors
+    /// If the acquisition that the client has named is gone.
+    fn upgrade<'a>(&self, how: Ask<'a>, error: LockError) -> Result<Ask<'a>> {
+        Err(match error {
+            LockError::Lost { holder: Some(lock), .. }
+                if self.is_own(&lock) && is_among(how.offered, &lock) =>
+            {
+                return Ok(Ask { upgrades: lock.token, wait: Wait::no(), ..how });
+            }
+            LockError::Lost { holder: Some(lock), .. } if !self.is_own(&lock) => {
+                LockError::Held(lock)
+            }
+            LockError::WrongSession { lock, .. } => LockError::WrongSession { lock, asked: true },
+            LockError::Lost { key, .. } => LockError::StaleToken { key },
+            other => other,
+        })
+    }
+
+    /// Gives back a lock that this request may not keep. Returns the new aid of a session that came back, which may try
+    /// again.
+    ///
+    /// # Errors
+    /// The refusal, for all others.
+    async fn take_again_as(
+        &self,
+        refused: LockError,
+        mine: &Mine,
+        fresh: Option<Provisional>,
+        until: Instant,
+    ) -> Result<Aid> {
+        match &refused {
+            LockError::SessionEnded { .. } | LockError::TooManyLocks { .. } => {
+                // Other requests of the session may have been told that they hold this lock, and may not keep it either.
+                self.release(mine, until).await?;
+                if let Some(fresh) = fresh {
+                    fresh.forget();
+                }
+            }
+            // This request has made the lock one of its page, whose beacon has come before.
+            LockError::PageLeft if fresh.is_none() => {
+                if let Some(page) = self.page {
+                    self.manager.parts.granting.page_left(&mine.lock, page, GRACE, until).await?;
+                }
+            }
+            _ => {}
+        }
+        match refused {
+            // A token that was logged out stays so.
+            LockError::SessionEnded { ago } if ago > self.news_for() && !self.is_client() => {
+                Ok(self.replace_aid(&mine.lock.aid))
+            }
+            refused => Err(refused),
         }
     }
 
@@ -470,8 +490,7 @@ impl RequestLocks {
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, ttl) = (actor.holder(), manager.parts.settings.ttl);
         let (tab, page) = (self.tab, self.page);
-        let person = Some(self.counts_as());
-        let upgrades = how.upgrades;
+        let (person, upgrades) = (Some(self.counts_as()), how.upgrades);
         let wanted = Wanted { key, aid, person, holder, tab, page, mode, upgrades, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.idle
