@@ -648,8 +648,9 @@ class PageLock {
 
   async #standInLine(line, by, waitIdleMs) {
     let isFirst = this.#state === 'unknown', failures = 0;   // the first request shows the holder at once
+    let isNext = false;   // a wait extends no session, the request after it does
     while (this.#line === line) {
-      const endTurn = isFirst ? null : await turnToWait(this.#api.base);
+      const endTurn = isFirst || isNext ? null : await turnToWait(this.#api.base);
       await tails.get(this.url);
       if (this.#line !== line) return endTurn?.();
       if (this.token || idleMs() > waitIdleMs) {
@@ -671,8 +672,8 @@ class PageLock {
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
       // Refused without a wait: another tab of this person holds the lock, so waiting does not help.
       else if (this.#state === 'mine_elsewhere' || endTurn && performance.now() - began < 1000) await this.#pause(WAIT_MS);
-      else if (!endTurn && !isFirst) await this.#pause(KEEP_PLACE_MS);
-      isFirst = false;
+      else if (!endTurn && !isFirst && !isNext) await this.#pause(KEEP_PLACE_MS);
+      [isFirst, isNext] = [false, Boolean(endTurn)];
     }
   }
 

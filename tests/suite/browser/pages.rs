@@ -791,6 +791,34 @@ async fn a_save_that_is_redirected_to_another_page_releases_nothing_by_itself() 
     .await;
 }
 
+#[actix_web::test]
+async fn a_waiting_page_keeps_its_session_alive() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        edit_first(&stage.person("bob").await).await;
+        let page = empty_page(stage).await;
+        // The answer after a wait extends no session.
+        let waits: Vec<u32> = script(
+            &page,
+            "const real = window.fetch, waits = []; \
+             window.fetch = async (url, init) => { \
+                 const wait = JSON.parse(init?.body ?? '{}').wait_ms; \
+                 if (wait !== undefined) waits.push(wait); \
+                 if (wait > 1) { \
+                     await new Promise(over => setTimeout(over, 1200)); \
+                     init = { ...init, body: init.body.replace(wait, 1) }; \
+                 } \
+                 return real(url, init); \
+             }; \
+             window.one = DocLock.open(url(0), { wait: true }); \
+             await until(() => waits.length >= 5); \
+             return waits.slice(0, 5)",
+        )
+        .await;
+        assert_eq!(waits, [0, 25_000, 1, 25_000, 1]);
+    })
+    .await;
+}
+
 /// HTTP/1.1 allows six connections to a server. On plain http the visible pages wait.
 #[actix_web::test]
 async fn of_all_pages_of_a_browser_one_has_a_waiting_request() {
