@@ -298,10 +298,12 @@ impl Granting {
         }
         let mut locks = self.count(&lock.aid, until).await?;
         locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
-        if locks.iter().take(limit).any(|it| it.token == lock.token) {
-            return Ok(());
+        match locks.iter().position(|it| it.token == lock.token) {
+            Some(at) if at < limit => Ok(()),
+            // The request that was granted this lock has given it back.
+            None if locks.len() < limit => Err(LockError::StaleToken { key: lock.key.clone() }),
+            _ => Err(self.too_many_locks()),
         }
-        Err(self.too_many_locks())
     }
 
     async fn count(&self, aid: &Aid, until: Instant) -> Result<Vec<Lock>> {

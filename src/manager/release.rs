@@ -13,7 +13,7 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Lock, LockToken, Mode, PageId},
+    lock::{LockToken, Mode, PageId},
     manager::{
         calls,
         claim::{Acquired, ClaimPermit, Joined, Provisional},
@@ -275,28 +275,6 @@ impl Granting {
         }
         // The waiters learn that the lock expires earlier now.
         self.seen.queues.machine.lock().freed(&held.key);
-        Ok(())
-    }
-
-    /// As `release_in`, for a page that may not know of its lock. A shared lock is released unless another page of the
-    /// session was told of it.
-    pub(crate) async fn page_left(
-        self: &Arc<Self>,
-        lock: &Lock,
-        page: PageId,
-        grace: Duration,
-        until: Instant,
-    ) -> Result<()> {
-        let Some(held) = Acquisition::of(lock) else { return Ok(()) };
-        if held.mode == Mode::Exclusive {
-            return self.release_in(&held, Some(page), grace, until).await;
-        }
-        let retracted = self.calls.run("release", until, held.clone(), |store, held, until| {
-            store.remove_lock(Removal::Retract(slice::from_ref(held)), until)
-        });
-        if retracted.await? == Released::Released {
-            self.seen.gone(&held);
-        }
         Ok(())
     }
 }

@@ -202,7 +202,8 @@ impl Permissions {
         if self.must_log_in() { Err(LockError::LoginRequired) } else { Ok(()) }
     }
 
-    fn refusal(&self, key: &LockKey) -> LockError {
+    /// The refusal of this document: nobody can tell it from a missing one.
+    pub(super) fn refusal(&self, key: &LockKey) -> LockError {
         if self.is_visitor() {
             return LockError::LoginRequired;
         }

@@ -39,6 +39,7 @@ use crate::{
 /// After this time without an event there is a beat. Proxies close idle connections, most of them after a minute, some
 /// after half a minute; and a page takes a stream for dead after 25 s. An event, because a page does not hear comments.
 const BEAT: Duration = Duration::from_secs(10);
+const BEAT_MESSAGE: &str = "event: beat\ndata: {}\n\n";
 /// How long a stream lasts. Browsers open the next stream themselves. A client that may no longer open
 /// a stream learns it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
@@ -128,11 +129,13 @@ impl Listener {
     /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
     async fn next(&mut self) -> Option<String> {
+        // However many events come of which this receiver is not told.
+        let beat_at = clock::now() + BEAT;
         loop {
             if clock::now() >= self.until {
                 return None;
             }
-            let beat = BEAT.min(self.until.saturating_duration_since(clock::now()));
+            let beat = beat_at.min(self.until).saturating_duration_since(clock::now());
             let next = tokio::select! {
                 biased;
                 () = came(self.end.as_ref()), if !self.has_ended => {
@@ -145,7 +148,7 @@ impl Listener {
             let first = match next {
                 Ok(event) => event?,
                 Err(_) if clock::now() >= self.until => return None,
-                Err(_) => return Some("event: beat\ndata: {}\n\n".to_owned()),
+                Err(_) => return Some(BEAT_MESSAGE.to_owned()),
             };
             let mut events = vec![first];
             // The policy is asked once for all that have arrived meanwhile.
@@ -164,6 +167,9 @@ impl Listener {
             }
             if !message.is_empty() {
                 return Some(message);
+            }
+            if clock::now() >= beat_at {
+                return Some(BEAT_MESSAGE.to_owned());
             }
         }
     }

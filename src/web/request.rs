@@ -64,6 +64,12 @@ const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 /// From this time on, the answer of a request may reach the browser after a logout that began later.
 const SLOW: Duration = Duration::from_millis(250);
 
+/// How long a request that the browser has sent before a logout may take to arrive.
+const UNDER_WAY: Duration = Duration::from_secs(5);
+
+/// How long an answer with a cookie waits at most to learn whether its session has ended.
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
 /// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
 ///
 /// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
@@ -155,6 +161,8 @@ pub(crate) struct RequestLocks {
     began: Instant,
     /// True if an operation has waited for the lock of another session.
     has_waited: Cell<bool>,
+    /// True if an operation has met the end of the session.
+    has_ended: Cell<bool>,
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
     renewal: RefCell<Option<Receiver<()>>>,
@@ -208,6 +216,7 @@ impl RequestLocks {
             scope: TaskTracker::new(),
             began: clock::now(),
             has_waited: Cell::default(),
+            has_ended: Cell::default(),
             until: Cell::default(),
             renewal: RefCell::default(),
             cookies: Cell::default(),
@@ -404,18 +413,26 @@ impl RequestLocks {
         if self.is_for_everybody.get() {
             return unknown;
         }
+        if self.has_ended.get() {
+            return Meanwhile::Ended;
+        }
         if !self.goes_on.get() || clock::since(self.began) < SLOW {
             return Meanwhile::Nothing;
         }
         let aid = self.aid_before.borrow().clone();
         let end = match &aid {
             // In an outage, the answer does not wait for a second deadline.
-            _ if answer.is_server_error() => return unknown,
-            Some(aid) => self.manager.parts.sessions.refuse_ended(aid, None, self.begin()).await,
+            _ if answer.is_server_error() => return Meanwhile::Perhaps,
+            Some(aid) => {
+                let until = clock::now() + LONGEST_LOOK.min(self.manager.parts.calls.deadline);
+                self.manager.parts.sessions.refuse_ended(aid, None, until).await
+            }
             None => Ok(()),
         };
+        // A request that began later belongs to a session that came back, or logs in again.
+        let during = clock::since(self.began) + UNDER_WAY;
         match end {
-            Err(LockError::SessionEnded { ago }) if ago <= self.news_for() => Meanwhile::Ended,
+            Err(LockError::SessionEnded { ago }) if ago <= during => Meanwhile::Ended,
             Ok(()) | Err(LockError::SessionEnded { .. }) if !self.has_waited.get() => {
                 Meanwhile::Nothing
             }

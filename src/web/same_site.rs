@@ -99,8 +99,8 @@ impl Rules {
         let is_told =
             headers.contains_key(X_FORWARDED_PROTO) || forwarded.into_iter().any(has_proto);
         let scheme = match connection.scheme() {
-            _ if self.is_https => Some("https"),
-            told if is_told || is_secure => Some(told),
+            told if is_told && !self.is_https => Some(told),
+            _ if is_secure || self.is_https => Some("https"),
             _ => None,
         };
         let own_host = headers.get(HOST).and_then(|host| host.to_str().ok());
@@ -110,7 +110,7 @@ impl Rules {
         }
         Err(Problem::new(StatusCode::FORBIDDEN, "cross_site").detail(
             "only pages of this site may change locks: name others with `trusted_origin`, and let a reverse proxy \
-             forward the header `Host`, and the scheme of the browser in `X-Forwarded-Proto`",
+             forward the header `Host`, and the scheme of the browser in `X-Forwarded-Proto`, or call `https_only`",
         ))
     }
 

@@ -260,7 +260,9 @@ impl<W> Locking<W> {
     }
 
     /// Refuses the requests of pages of other origins in all routes, not in the lock API only: 403 `cross_site`, for
-    /// every method but GET, HEAD, OPTIONS and TRACE. Otherwise your own routes rely on the `SameSite` of the cookie.
+    /// every method but GET, HEAD, OPTIONS and TRACE. Otherwise your own routes rely on the `SameSite` of the cookie. A
+    /// login that comes back by a form of the identity provider (`form_post`) is such a request: mount its route outside
+    /// this wrap, or [trust](Self::trusted_origin) the provider.
     ///
     /// ```no_run
     /// # use actix_doclock::LockManager;

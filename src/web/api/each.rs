@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::{Body, MineBody, bad_request, named, read, take};
 use crate::{
-    error::LockError,
     key::LockKey,
     lock::Mode,
     manager::Wait,
@@ -77,7 +76,7 @@ pub(super) async fn acquire(
             forbidden_or_not => {
                 let error = match forbidden_or_not {
                     Some(Err(e)) => e,
-                    _ => LockError::NotFound { key: key.clone() },
+                    _ => permissions.refusal(&key),
                 };
                 refused.push(locks.problem(error).with("key", key.to_string()).into_body());
             }

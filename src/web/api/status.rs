@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Body, allowed, bad_request, named, read};
 use crate::{
+    actor::Person,
     key::LockKey,
     lock::{Holder, Lock, Mode},
     web::{
@@ -160,7 +161,11 @@ pub(super) async fn of_many(
         }
     }
     let keys: Vec<_> = known.iter().map(|(_, key)| key.clone()).collect();
-    let _turn = locks.turn(&keys).await?;
+    // All visitors of a proxy count as one person, and each of their pages asks.
+    let _turn = match locks.counts_as() {
+        Person::Visitors(_) => None,
+        _ => locks.turn(&keys).await?,
+    };
     let allowed: HashSet<_> = permissions.allowed(keys, Access::Look).await?.into_iter().collect();
     known.retain(|(_, key)| allowed.contains(key));
     let keys: Vec<_> = known.iter().map(|(_, key)| key.clone()).collect();

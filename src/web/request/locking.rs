@@ -4,6 +4,7 @@ use std::{
     cell::OnceCell,
     collections::{BTreeSet, HashSet},
     future::{Future, Ready, ready},
+    iter,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -382,7 +383,7 @@ impl RequestLocks {
         if how.of_document
             && !self.manager.parts.granting.may_exist(key, &aid, self.begin()).await?
         {
-            self.release_key(key).await?;
+            self.give_back(iter::once(key)).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
         let began = clock::now();
@@ -454,6 +455,8 @@ impl RequestLocks {
         until: Instant,
     ) -> Result<Aid> {
         match &refused {
+            // The request that was granted the lock gives it back, or it is an old one.
+            LockError::TooManyLocks { .. } if fresh.is_none() => {}
             LockError::SessionEnded { .. } | LockError::TooManyLocks { .. } => {
                 // Other requests of the session may have been told that they hold this lock, and may not keep it either.
                 self.release(mine, until).await?;
@@ -462,10 +465,9 @@ impl RequestLocks {
                 }
             }
             // This request has made the lock one of its page, whose beacon has come before.
-            LockError::PageLeft if fresh.is_none() => {
-                if let Some(page) = self.page {
-                    self.manager.parts.granting.page_left(&mine.lock, page, GRACE, until).await?;
-                }
+            LockError::PageLeft if fresh.is_none() && mine.lock.mode == Mode::Exclusive => {
+                let granting = &self.manager.parts.granting;
+                granting.release_in(&mine.acquisition(), self.page, GRACE, until).await?;
             }
             _ => {}
         }
@@ -474,7 +476,12 @@ impl RequestLocks {
             LockError::SessionEnded { ago } if ago > self.news_for() && !self.is_client() => {
                 Ok(self.replace_aid(&mine.lock.aid))
             }
-            refused => Err(refused),
+            refused => {
+                if let LockError::SessionEnded { .. } = refused {
+                    self.has_ended.set(true);
+                }
+                Err(refused)
+            }
         }
     }
 
@@ -564,7 +571,10 @@ impl RequestLocks {
             // A waiter that has left must not take the lock of the page that was loaded instead.
             () = came(left.as_ref()) => Err(LockError::PageLeft),
             acquired = acquired => acquired,
-            () = end.came() => Err(LockError::SessionEnded { ago: Duration::ZERO }),
+            () = end.came() => {
+                self.has_ended.set(true);
+                Err(LockError::SessionEnded { ago: Duration::ZERO })
+            }
         }
     }
 
@@ -611,8 +621,9 @@ impl RequestLocks {
         }
     }
 
-    /// The page of this tab has been left, and may not know yet which lock it has been granted: its lock on the document
-    /// expires after `grace`. A lock that is granted to it later is given back at once, on every server.
+    /// The page of this tab has been left, and may not know yet which lock it has been granted: its exclusive lock on the
+    /// document expires after `grace`. A lock that is granted to it later is given back at once, on every server. Its
+    /// shared lock stays, which another tab may have taken.
     pub(in crate::web) async fn leave(
         &self,
         key: &LockKey,
@@ -624,9 +635,12 @@ impl RequestLocks {
         let (parts, until) = (&self.manager.parts, self.begin());
         parts.sessions.end_page(&aid, page, until).await?;
         let own = self.own_in(key.collection(), until).await?;
-        let is_of_tab = |lock: &Lock| tab.zip(lock.tab).is_none_or(|(this, that)| this == that);
-        if let Some(lock) = own.iter().find(|lock| lock.key == *key && is_of_tab(lock)) {
-            parts.granting.page_left(lock, page, grace, until).await?;
+        let is_of_tab = |lock: &Lock| {
+            lock.key == *key && lock.mode == Mode::Exclusive && tab.is_some() && lock.tab == tab
+        };
+        if let Some(lock) = own.into_iter().find(is_of_tab) {
+            let held = Mine::new(lock)?.acquisition();
+            parts.granting.release_in(&held, Some(page), grace, until).await?;
         }
         Ok(())
     }

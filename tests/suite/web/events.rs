@@ -241,6 +241,34 @@ async fn a_stream_without_events_shows_that_it_is_alive() {
     assert_eq!(stream.next().await.unwrap().0, "beat");
 }
 
+/// Otherwise the pages of a busy site would open their streams again and again.
+#[actix_web::test]
+async fn a_stream_shows_that_it_is_alive_however_much_happens_that_it_does_not_tell() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let mut stream = alice.listen("?keys=note/a").await;
+    assert_eq!(stream.next().await.unwrap().0, "resync");
+    tokio::time::pause();
+    let others = async {
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            bob.post("/locks/note/b").await.token();
+            bob.delete("/locks/note/b").await;
+        }
+    };
+    let beats = async {
+        while stream.next().await.unwrap().0 != "beat" {}
+        tokio::time::Instant::now()
+    };
+    let began = tokio::time::Instant::now();
+    tokio::select! {
+        beat = beats => assert!(beat - began < Duration::from_secs(20)),
+        () = others => panic!("no beat for half a minute"),
+    }
+}
+
 #[actix_web::test]
 async fn a_stream_ends_with_its_session() {
     let (locks, _) = embedded().await;

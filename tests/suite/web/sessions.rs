@@ -249,12 +249,12 @@ on_every_session_store! {
         let here = serve_extending(&locks, sessions.store(&locks).await).await;
         let there = serve_extending(&other_server, sessions.store(&other_server).await).await;
         let _held = locks.job("a job").acquire(&key("a"), Wait::no()).await.unwrap();
-        for (end, is_elsewhere) in [("/purge", false), ("/switch/bob", false), ("/clear", true), ("/switch/bob", true)] {
+        for (end, is_elsewhere, after_ms) in [("/purge", false, 300), ("/purge", false, 20), ("/switch/bob", false, 20), ("/clear", true, 300), ("/switch/bob", true, 300)] {
             let alice = Browser::logged_in(&here.app, "alice").await;
             let waiting = alice.copy();
             let waits = waiting.post_json("/locks/note/a", json!({ "wait_ms": 600_000 }));
             let ends = async {
-                sleep(Duration::from_millis(300)).await;
+                sleep(Duration::from_millis(after_ms)).await;
                 if is_elsewhere { alice.at(&there.app).post(end).await } else { alice.post(end).await }
             };
             let waited = timeout(SOON, async { tokio::join!(waits, ends).0 }).await.unwrap();
@@ -289,10 +289,12 @@ on_every_session_store! {
             let alice = Browser::logged_in(&app, "alice").await;
             let slow = alice.copy();
             let ends = async {
-                // The request began more than a minute before its end, and its session has ended since.
                 sleep(Duration::from_millis(300)).await;
                 alice.post("/purge").await;
-                store.advance(Duration::from_millis(60_200));
+                if when == "after" {
+                    // The request began more than a minute ago, and its session has ended since.
+                    store.advance(Duration::from_millis(60_200));
+                }
                 goes_on.notify_one();
             };
             let uri = format!("/slow/edit/{when}");

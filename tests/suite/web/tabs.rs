@@ -425,7 +425,7 @@ async fn a_page_that_is_left_before_its_re_entry_does_not_revive_the_lock_of_its
 }
 
 #[actix_web::test]
-async fn a_shared_lock_that_another_page_knows_of_survives_the_page_that_took_it() {
+async fn a_shared_lock_survives_a_page_that_is_left_because_another_one_may_know_of_it() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -438,8 +438,20 @@ async fn a_shared_lock_that_another_page_knows_of_survives_the_page_that_took_it
     assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
     alice.delete("/locks/note/a").await;
     assert_eq!(read_in(ONE).await.status, 201);
+    // A page that has got nothing yet.
     release(&alice, json!({ "tab": TWO, "page": AFTER })).await;
     assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
-    release(&alice, beacon_of(BEFORE)).await;
+}
+
+/// The session has asked for a missing document before, so the store is asked first.
+#[actix_web::test]
+async fn a_document_that_is_gone_is_missing_for_every_tab_and_leaves_no_lock() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.acquire_in(ONE).await.status, 201);
+    store.remove(&key("a"));
+    alice.post("/locks/note/missing").await.problem(404);
+    assert_eq!(alice.acquire_in(TWO).await.problem(404)["code"], "not_found");
     assert_eq!(holder_of(&locks, "a").await, None);
 }
