@@ -41,7 +41,7 @@ pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 type Allowed = LocalBoxFuture<'static, Result<Vec<bool>, String>>;
 type Allows = dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> Allowed;
 
-/// What an [access policy](crate::web::LockingSession::access_policy) returns: the answer, or a [`Result`] of it with any
+/// What an [access policy](crate::web::LockingSession::access_policy) returns: the answer, or a `Result` of it with any
 /// error that has a text.
 pub trait PolicyAnswer<T> {
     /// # Errors
