@@ -105,7 +105,7 @@ async fn a_closed_tab_frees_the_document_although_its_first_listener_is_aborted(
 #[actix_web::test]
 async fn a_tab_that_is_closed_before_it_hears_of_its_lock_frees_the_document() {
     embedded(&["--ttl-secs", "600"], async |stage| {
-        for opens in ["{}", "{ wait: true }", "{ mode: 'shared' }"] {
+        for opens in ["{}", "{ wait: true }"] {
             let page = empty_page(stage).await;
             let script_of = format!(
                 "answer = (it, real) => it.url === url(0) ? real().then(() => new Promise(() => {{}})) : real(); \
