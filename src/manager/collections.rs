@@ -202,12 +202,12 @@ impl Collections {
     }
 
     /// True if there may be locks in this collection: a collection by pattern has none before a server has prepared it,
-    /// which may be another server. This one then learns of it.
+    /// which may be another server. This one then learns of it. Nothing is known of a collection that is not registered.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but a collection that does not exist has no locks.
     pub(super) async fn may_have_locks(&self, name: &str, until: Instant) -> Result<bool> {
-        if self.get(name).is_some() {
+        if self.get(name).is_some() || self.kind(name).is_none() {
             return Ok(true);
         }
         let of_locks = Pattern::exactly(name).of_locks();
