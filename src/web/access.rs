@@ -180,8 +180,7 @@ impl Permissions {
     }
 
     /// # Errors
-    /// 401 if a login may help. Otherwise the answer for a missing document, so that nobody can tell the
-    /// difference.
+    /// The [refusal](Self::refusal), or that the policy fails.
     pub(super) async fn check(&self, key: &LockKey, access: Access) -> Result<()> {
         let allowed = self.allowed(vec![key.clone()], access).await?;
         if allowed.is_empty() { Err(self.refusal(key)) } else { Ok(()) }
@@ -202,7 +201,7 @@ impl Permissions {
         if self.must_log_in() { Err(LockError::LoginRequired) } else { Ok(()) }
     }
 
-    /// The refusal of this document: nobody can tell it from a missing one.
+    /// 401 if a login may help. Otherwise the answer for a missing document, so that nobody can tell the difference.
     pub(super) fn refusal(&self, key: &LockKey) -> LockError {
         if self.is_visitor() {
             return LockError::LoginRequired;

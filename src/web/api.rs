@@ -65,9 +65,9 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. A member
-/// that the call does not know is refused, except in `release`. A session that has ended holds nothing, so `heartbeat` and `release` answer it
-/// as any other session.
+/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Every
+/// call but `release` refuses members that it does not know. A session that has ended holds nothing, so `heartbeat` and
+/// `release` answer it as any other session.
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
 ///   false}`; these values are the defaults. A wait is limited to
@@ -85,8 +85,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// - `release` accepts `{"token": "…"}`, because `sendBeacon` cannot set headers, and then releases only
 ///   that acquisition. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless
 ///   the session asks for the lock before. So a page that is reloaded keeps its lock. With `"page"` and without a token,
-///   the page has been left and may not know its token: its lock on the document is released, and whatever it is granted
-///   later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
+///   the page has been left and may not know its token: its exclusive lock on the document is released, and every lock that
+///   it is granted later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
 /// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
 ///   broken.
@@ -324,7 +324,7 @@ async fn allowed(
     let key = key(&permissions, req)?;
     if let Err(refusal) = permissions.check(&key, access).await {
         if access == Access::Lock && matches!(refusal, LockError::NotFound { .. }) {
-            locks.give_back(iter::once(&key)).await?;
+            locks.give_back_forbidden(iter::once(&key)).await?;
         }
         return Err(refusal.into());
     }

@@ -66,21 +66,20 @@ pub(super) async fn acquire(
     let allowed = permissions.allowed(wanted.clone(), Access::Lock).await?;
     let how = Ask { mode, any_tab: true, ..Ask::exclusive(Wait::no()) };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
-    locks.give_back(forbidden).await?;
+    locks.give_back_forbidden(forbidden).await?;
     let taken = locks.each(allowed, mode, async |key| take(locks, &key, how).await).await?;
     let mut taken: HashMap<_, _> = taken.into_iter().collect();
     let mut held = Vec::new();
     for key in wanted {
-        match taken.remove(&key) {
-            Some(Ok(mine)) => held.push(MineBody::from(&mine.lock)),
-            forbidden_or_not => {
-                let error = match forbidden_or_not {
-                    Some(Err(e)) => e,
-                    _ => permissions.refusal(&key),
-                };
-                refused.push(locks.problem(error).with("key", key.to_string()).into_body());
+        let error = match taken.remove(&key) {
+            Some(Ok(mine)) => {
+                held.push(MineBody::from(&mine.lock));
+                continue;
             }
-        }
+            Some(Err(error)) => error,
+            None => permissions.refusal(&key),
+        };
+        refused.push(locks.problem(error).with("key", key.to_string()).into_body());
     }
     Ok(Current(EachAnswer { held, refused }))
 }

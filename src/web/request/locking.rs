@@ -220,11 +220,17 @@ impl RequestLocks {
         Ok(refusals)
     }
 
-    /// Releases the locks on documents that this person may not, or no longer, have: whichever tab holds them.
-    pub(in crate::web) async fn give_back(
+    /// Releases the locks on documents that the policy of the lock API forbids to this person. Where the extractors do not
+    /// ask this policy, the routes of the application may have granted these locks by their own rules, so they stay.
+    pub(in crate::web) async fn give_back_forbidden(
         &self,
         forbidden: impl Iterator<Item = &LockKey>,
     ) -> Result<()> {
+        if self.has_policy() { self.give_back(forbidden).await } else { Ok(()) }
+    }
+
+    /// Releases the locks on documents that this person may not, or no longer, have: whichever tab holds them.
+    async fn give_back(&self, forbidden: impl Iterator<Item = &LockKey>) -> Result<()> {
         let forbidden: HashSet<_> = forbidden.collect();
         let collections: BTreeSet<_> = forbidden.iter().map(|key| key.collection()).collect();
         for collection in collections {

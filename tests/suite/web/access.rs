@@ -356,6 +356,11 @@ async fn a_policy_for_the_lock_api_only_leaves_the_extractors_alone() {
     let alice = Browser::logged_in(&app, "alice").await;
     assert_eq!(alice.post("/note/a").await.status, 200);
     alice.get("/locks/note/a").await.problem(404);
+    // Nor does the lock API take away what the routes of the application have granted.
+    alice.post("/locks/note/a").await.problem(404);
+    let both = alice.post_json("/locks", json!({ "keys": ["note/a"] })).await.json();
+    assert_eq!(both["refused"][0]["status"], 404);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
 }
 
 #[actix_web::test]
