@@ -175,7 +175,7 @@ impl<W> Locking<W> {
 
     /// Asks the [access policy](Self::access_policy) in the lock API only. For applications whose routes with
     /// extractors have guards of their own, which run before the extractors. A guard inside the handler is too late:
-    /// by then the lock is taken, or its holder named.
+    /// by then the lock is taken, or its holder named. Then no "no" of the policy gives a lock back.
     pub fn access_policy_for_lock_api_only(mut self) -> Self {
         self.settings.extractors_do_not_ask = true;
         self

@@ -321,6 +321,37 @@ async fn of_the_requests_of_a_person_that_name_many_documents_one_is_under_way()
     assert_eq!(ask(0).await, 200, "there is room again");
 }
 
+/// All of them may sit behind one proxy.
+#[actix_web::test]
+async fn visitors_of_one_address_do_not_wait_for_each_other_to_look() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| {
+        session.access_policy(async |_: Option<Actor>, _: LockKey, _| true).admit_visitors()
+    })
+    .await;
+    let keys = json!({ "keys": ["note/a", "note/b"] });
+    let ask = async |_| Browser::new(&app).post_json("/locks/status", keys.clone()).await.status;
+    let all = join_all((0..100).map(ask)).await;
+    assert!(all.iter().all(|status| *status == 200), "{all:?}");
+}
+
+/// As after a deployment with a lower limit.
+#[actix_web::test]
+async fn a_re_entry_beyond_a_lower_limit_takes_no_lock_away() {
+    let (locks, store) = embedded().await;
+    let stricter = LockManager::builder(store).max_locks_per_session(1).build().await.unwrap();
+    stricter.register::<Note>().await.unwrap();
+    let (app, other) = (serve_with_cookies(&locks).await, serve_with_cookies(&stricter).await);
+    let alice = Browser::logged_in(&app, "alice").await;
+    for id in ["a", "b"] {
+        alice.post(&format!("/locks/note/{id}")).await.token();
+    }
+    let there = alice.at(&other);
+    assert_eq!(there.post("/locks/note/a").await.status, 200);
+    assert_eq!(there.post("/locks/note/b").await.problem(429)["code"], "too_many_locks");
+    assert_eq!(holder_of(&locks, "b").await.as_deref(), Some("alice"));
+}
+
 #[actix_web::test]
 async fn a_handler_that_opens_many_documents_opens_no_more_than_there_is_room() {
     async fn open_some(

@@ -176,13 +176,28 @@ async fn serve_extending<K: SessionStore + 'static>(
         }
         Ok(HttpResponse::Ok())
     }
+    async fn change_slowly(
+        goes_on: web::Data<Notify>,
+        session: Session,
+        what: web::Path<String>,
+    ) -> impl Responder {
+        wait(&goes_on).await;
+        if *what == "login" {
+            session.renew();
+            session.insert("name", "alice").unwrap();
+            return HttpResponse::Ok().finish();
+        }
+        session.insert("flash", "it has failed").unwrap();
+        HttpResponse::InternalServerError().finish()
+    }
     let goes_on = web::Data::new(Notify::new());
     let app = App::new()
         .wrap(session)
         .app_data(goes_on.clone())
         .configure(routes)
         .route("/slow", web::get().to(slow))
-        .route("/slow/edit/{when}", web::post().to(edit_slowly));
+        .route("/slow/edit/{when}", web::post().to(edit_slowly))
+        .route("/slow/change/{what}", web::post().to(change_slowly));
     Extending { app: test::init_service(app).await, goes_on }
 }
 
@@ -280,6 +295,34 @@ on_every_session_store! {
             let (answer, ()) = tokio::join!(slow.get("/slow"), ends);
             assert_eq!(cookies_in(&answer), ["own"], "{end}");
         }
+    }
+
+    async fn a_slow_failure_that_changes_the_session_does_not_undo_a_logout<K>(sessions: K) {
+        let (locks, _) = embedded().await;
+        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let slow = alice.copy();
+        let ends = async {
+            alice.post("/purge").await;
+            goes_on.notify_one();
+        };
+        let (answer, ()) = tokio::join!(slow.post("/slow/change/fails"), ends);
+        assert_eq!(answer.status, 500);
+        assert_eq!(cookies_in(&answer), [""; 0]);
+    }
+
+    async fn a_slow_login_soon_after_an_end_keeps_its_cookie<K>(sessions: K) {
+        let (locks, store) = embedded().await;
+        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        alice.post("/note/a").await.token();
+        let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
+        // The browser has not heard of it.
+        locks.end_session(&aid).await.unwrap();
+        store.advance(Duration::from_secs(20));
+        let login = alice.post("/slow/change/login");
+        let (answer, ()) = tokio::join!(login, async { goes_on.notify_one() });
+        assert_eq!(cookies_in(&answer), ["id"]);
     }
 
     async fn a_slow_request_keeps_no_lock_for_a_session_that_has_ended_meanwhile<K>(sessions: K) {

@@ -404,6 +404,9 @@ async fn a_batch_asks_once_for_titles_and_slow_titles_of_one_person_delay_nobody
         let of_bob = async {
             eventually("the slow titles are asked for", async || calls.lock().unwrap().len() > 1)
                 .await;
+            // Time for all others, if they did not wait for the first one.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert_eq!(calls.lock().unwrap().len(), 2, "of one person, one call at a time");
             bob.post("/locks/note/a").await.problem(423)
         };
         let (slow, refused) = futures_util::join!(futures_util::future::join_all(slow), of_bob);

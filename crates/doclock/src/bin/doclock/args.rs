@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_months_for_minutes_nor_an_empty_reason_is_accepted() {
+    fn months_for_minutes_and_an_empty_reason_are_refused() {
         assert_eq!(duration("2h 5min"), Ok(Duration::from_secs(2 * 3600 + 300)));
         assert_eq!(duration("1month").unwrap().as_secs() / 86_400, 30);
         for wrong in ["2M", "1h 5M", "2"] {
