@@ -70,12 +70,14 @@ impl LogLimit {
         stop: CancellationToken,
     ) {
         let all = Arc::clone(&self.failed);
-        if let Some(failed) = all.lock().get_mut(why) {
+        let mut failed = all.lock();
+        if let Some(failed) = failed.get_mut(why) {
             failed.requests += 1;
             failed.latest = line;
             return;
         }
-        all.lock().insert(why, Failed::default());
+        failed.insert(why, Failed::default());
+        drop(failed);
         log::error!(target: "actix_doclock::web", "{line}");
         runner.spawn_untracked(async move {
             loop {
