@@ -41,6 +41,12 @@ pub enum LockError {
     #[error("the page that has asked for this lock has been left")]
     PageLeft,
 
+    /// The page was opened for another person than the one who is logged in now. Nothing is locked or saved. (409)
+    #[error(
+        "another person has logged in since this page was opened: copy what you have typed, and open the page again"
+    )]
+    PersonChanged,
+
     /// The wait for the lock would never end: its holder waits, directly or through others, for a lock
     /// that this session or job holds. Release a lock, and try again. (423)
     #[error("waiting for {key} would never end: its holder waits for a lock that is held here")]

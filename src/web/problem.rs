@@ -203,6 +203,9 @@ impl From<&LockError> for Problem {
             }
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::PageLeft => problem(StatusCode::CONFLICT, "page_left"),
+            LockError::PersonChanged => {
+                problem(StatusCode::CONFLICT, "person_changed").with("state", "lost")
+            }
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
             LockError::TooManyWaiters { .. } => {
                 busy("too_many_waiters").retry_after(ASK_AGAIN_AFTER)

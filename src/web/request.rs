@@ -23,6 +23,7 @@ use actix_web::{
     },
 };
 use percent_encoding::percent_decode_str;
+use sha2::{Digest, Sha256};
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -60,6 +61,9 @@ const TAB: HeaderName = HeaderName::from_static("doclock-tab");
 
 /// The load of that page: a UUID that is new at each load.
 const PAGE: HeaderName = HeaderName::from_static("doclock-page");
+
+/// The person of an answer, and in a request the person for whom the page was opened.
+const PERSON: HeaderName = HeaderName::from_static("doclock-person");
 
 /// From this time on, the answer of a request may reach the browser after a logout that began later.
 const SLOW: Duration = Duration::from_millis(250);
@@ -137,6 +141,8 @@ pub(crate) struct RequestLocks {
     tab: Option<TabId>,
     /// The load of the page that sent this request.
     pub(super) page: Option<PageId>,
+    /// The person for whom that page was opened, if it says so.
+    opened_for: Option<String>,
     /// The other end of the connection.
     pub(super) address: Option<IpAddr>,
     /// True if the page is preloaded: nobody has asked for it yet.
@@ -144,7 +150,7 @@ pub(crate) struct RequestLocks {
     /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
     whose: RefCell<Whose>,
-    /// The person of the session when the request arrived.
+    /// The person when the request arrived.
     person_before: RefCell<Option<String>>,
     /// The aid of the session when the request arrived.
     aid_before: RefCell<Option<Aid>>,
@@ -203,6 +209,7 @@ impl RequestLocks {
             idle: idle.zip(settings.idle_after).is_some_and(|(idle, limit)| idle >= limit),
             tab: named(headers, TAB),
             page: named(headers, PAGE),
+            opened_for: named(headers, PERSON),
             address: req.peer_addr().map(|it| it.ip()),
             speculative: is_loaded_in_advance(headers),
             offered: offered_tokens(headers),
@@ -249,9 +256,7 @@ impl RequestLocks {
         let began_empty = matches!(&whose, Whose::Session(it) if it.entries().is_empty());
         self.began_empty.set(began_empty);
         self.whose.replace(whose);
-        if let Whose::Session(_) = &*self.whose.borrow() {
-            self.person_before.replace(self.who());
-        }
+        self.person_before.replace(self.who());
         if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
             // The tab that this request names, or else the acquisitions that it names.
             let named: Vec<_> = match (self.tab, &self.offered) {
@@ -274,6 +279,16 @@ impl RequestLocks {
             // The roles may tell the tenant.
             None => format!("{person:?}"),
         })
+    }
+
+    /// # Errors
+    /// If the page of this request was opened for another person: its text is not this person's.
+    fn check_person(&self) -> Result<()> {
+        match (&self.opened_for, self.who().map(|it| hashed(&it))) {
+            (Some(_), None) => Err(LockError::LoginRequired),
+            (Some(opened_for), Some(now)) if *opened_for != now => Err(LockError::PersonChanged),
+            _ => Ok(()),
+        }
     }
 
     /// Also renews this lock, which the request names, if it is not a lock of the request's own tab.
@@ -401,6 +416,12 @@ impl RequestLocks {
             && let Ok(announced) = HeaderValue::from_str(&format!("<urn:uuid:{token}>"))
         {
             response.headers_mut().insert(LOCK_TOKEN, announced);
+        }
+        if self.page.is_some()
+            && let Some(person) = &*self.person_before.borrow()
+            && let Ok(person) = HeaderValue::from_str(&hashed(person))
+        {
+            response.headers_mut().insert(PERSON, person);
         }
         Ok(())
     }
@@ -536,6 +557,12 @@ impl Drop for RequestLocks {
 
 pub(super) fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
+}
+
+/// A person as the headers name them.
+fn hashed(person: &str) -> String {
+    let hash = Sha256::new().chain_update("doclock person\0").chain_update(person).finalize();
+    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A name chosen by the page, or the time for which its person has been away. A malformed value is ignored.

@@ -133,7 +133,13 @@ export function close() {
 export function loggedIn() {
   if (!view) return;
   view.loggedOut = false;
-  if (view.mode === 'read') view.lock.wait();
+  if (view.mode === 'read') openAgain();   // perhaps for another person
+}
+
+function openAgain() {
+  const { id, doc } = view;
+  close();
+  open(id, doc);
 }
 
 export function loggedOut() {
@@ -224,6 +230,8 @@ function banner(v) {
   };
 }
 
+const isOfAnother = lock => [lock.lost?.kind, lock.problem?.code].includes('person_changed');
+
 function bannerOfLoss({ lock, gone }) {
   const kept = isDirty() ? ' Your text is still below and not saved.' : ' You had no unsaved changes.';
   const bad = (title, text, buttons) => ({ kind: 'bad', title, text: [...text, kept], ...buttons });
@@ -233,6 +241,9 @@ function bannerOfLoss({ lock, gone }) {
     return bad(['You are editing this in another tab.'], ['This tab no longer has the lock.'], { enter: 'Edit here' });
   }
   const { kind, by, reason } = lock.lost ?? {};
+  if (isOfAnother(lock)) {
+    return bad(['Somebody else is logged in now.'], ['You can copy the text, but not save it as this person.'], { enter: 'Open again' });
+  }
   const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has broken your lock.']
     : [kind === 'expired' ? 'Your lock has expired.' : 'Your lock is gone.'];
   if (reason) why.push(' Reason: ', quote(reason), '.');
@@ -312,6 +323,7 @@ function renderHolder(lock) {
 $('enter').addEventListener('click', () => {
   const { lock } = view;
   if (!session.me) $('name').focus();
+  else if (isOfAnother(lock)) isDirty() ? discard().then(sure => sure && openAgain()) : openAgain();
   else if (lock.state === 'mine_elsewhere') lock.takeOver();
   else lock.acquire();
 });

@@ -32,8 +32,12 @@ export type Mode = 'exclusive' | 'shared';
 
 /** Why a page has lost its lock. May be completed by a later `change`. */
 export interface Loss {
-  /** `broken`: removed or taken over; see the lock for the new holder, if there is one. */
-  kind: 'broken' | 'expired' | 'released' | 'session_ended' | 'unknown';
+  /**
+   * `broken`: removed or taken over; see the lock for the new holder, if there is one. `person_changed`: another person
+   * is logged in now. This object neither locks nor saves for them: let them open the document anew, when the text is
+   * of no use any more.
+   */
+  kind: 'broken' | 'expired' | 'released' | 'session_ended' | 'person_changed' | 'unknown';
   /** The person who broke it, for display only. */
   by: string | null;
   /** The reason that this person gave. */

@@ -139,7 +139,7 @@ const ANOTHER_PAGE = {
 
 // Never rejects: a missing answer is `status: 0`. With `keepalive`, the request outlives its page. An answer that is not
 // what was `promised` is not `ok`, whatever its status.
-async function request(method, url, promised, { body, signal, timeout = TIMEOUT_MS, keepalive = false } = {}) {
+async function request(method, url, promised, { body, signal, person, timeout = TIMEOUT_MS, keepalive = false } = {}) {
   const sent = now();
   // The scripts of a page that is left run on for a moment, and no beacon follows what they would ask for.
   if (isLeft && !keepalive) return { sent, status: 0, ok: false, body: {} };
@@ -148,6 +148,7 @@ async function request(method, url, promised, { body, signal, timeout = TIMEOUT_
     if (!extra) init.credentials = 'include';   // cookies, also to another origin
     if (signal) init.signal = AbortSignal.any([signal, init.signal]);
     init.headers = await Promise.race([headers(), aborted(init.signal)]);
+    if (person) init.headers['Doclock-Person'] = person;
     if (body) {
       init.headers['Content-Type'] = 'application/json';
       init.body = JSON.stringify(body);
@@ -157,7 +158,7 @@ async function request(method, url, promised, { body, signal, timeout = TIMEOUT_
     const date = Date.parse(response.headers.get('Date'));
     let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
     try { told = Object(JSON.parse(text)); } catch { /* no content, or the error page of a proxy */ }
-    const answer = { sent, date, status, ok, body: told };
+    const answer = { sent, date, status, ok, body: told, person: response.headers.get('Doclock-Person') };
     return !ok || promised(answer) ? answer : { ...answer, ok: false, body: ANOTHER_PAGE };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
@@ -173,6 +174,10 @@ function sendLast(url, body) {
 
 // A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.
 const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
+
+// Why a lock is lost by this answer, if the answer says so.
+const reasonIn = ({ status, body }) =>
+  body.code === 'person_changed' ? body.code : status === 401 ? 'session_ended' : undefined;
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
@@ -528,6 +533,7 @@ class PageLock {
   #keepers = new Map();  // the viewers that need the lock, each with the token that it was told of, or ''
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
+  #person = null;        // for whom the document was opened, as the server names them
   #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
@@ -544,6 +550,7 @@ class PageLock {
     if (!api.locks.has(name)) api.locks.set(name, Object.assign(new PageLock(), { url: path, key, mode }));
     const lock = api.locks.get(name), all = () => [...api.locks.values()];
     [lock.#api, lock.#name] = [api, name];
+    if (!lock.viewers.size) lock.#person = null;   // opened anew
     api.deafen ??= api.feed.listen(event => {
       for (const lock of all()) if (!event.key || event.key === lock.key) lock.#hear(event);
     }, () => all().map(lock => lock.key));
@@ -687,8 +694,10 @@ class PageLock {
   async #post(body, options) {
     const turn = this.#turn, ends = this.#ends;
     this.#wanted = true;
-    const answer = await request('POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, ...options });
+    const answer = await request(
+      'POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, person: this.#person, ...options });
     if (answer.aborted) return answer;
+    this.#person ??= answer.person;
     PageLock.#note(this.#api, answer);
     this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
     if (answer.ok) {
@@ -698,7 +707,7 @@ class PageLock {
       if (!this.token) this.#lookIn(backOff(this.#api.failures, 15_000));
     } else {
       this.#wanted = false;
-      this.#lose(answer.status === 401 ? 'session_ended' : undefined);
+      this.#lose(reasonIn(answer));
       if (answer.status === 423) this.#named(answer);
       if (answer.status === 423 && turn === this.#turn) this.#saw(standing(answer));
       else this.#lookIn(0);
@@ -717,6 +726,7 @@ class PageLock {
     const turn = ++this.#turn, answer = await request('GET', this.url, PROMISED.state);
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
+    this.#person ??= answer.person;
     if (answer.ok) this.#named(answer);
     if (answer.ok) this.#saw(standing(answer));
     else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
@@ -802,6 +812,7 @@ class PageLock {
     // Without a token the server would check only the session, which may hold the lock in another tab.
     if (!tokens.every(token => token)) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
+    if (this.#person) all.set('Doclock-Person', this.#person);
     all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
     const response = await fetch(url, { ...init, headers: all });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
@@ -813,8 +824,8 @@ class PageLock {
     } else if (response.status === 401) {
       this.#lose('session_ended');
     } else if ([409, 412, 423].includes(response.status)) {
-      const problem = await response.clone().json().catch(() => ({}));
-      if (problem.state === 'lost') this.#lose();
+      const body = await response.clone().json().catch(() => ({}));
+      if (body.state === 'lost') this.#lose(reasonIn({ body }));
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
@@ -917,8 +928,10 @@ class PageLock {
       if (held.has(token)) {
         lock.#renew(answer, held.get(token).expires_in_ms);
         lock.#changed();
+      } else if (answer.person && lock.#person && answer.person !== lock.#person) {
+        lock.#lose('person_changed');
       } else if (!lock.#releasing) {
-        lock.#lose(answer.ok ? undefined : 'session_ended');
+        lock.#lose(reasonIn(answer));
       }
     }
   }

@@ -141,14 +141,18 @@ impl FromRequest for Locks {
 
 /// For the extractors and the lock API.
 impl RequestLocks {
+    /// # Errors
+    /// If there is no wrap around the route, or if the page of this request was opened for another person.
     pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
-        req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
+        let locks = req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
             misconfigured(
                 "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
                  `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
             )
-        })
+        })?;
+        locks.check_person()?;
+        Ok(locks)
     }
 
     /// The deadline of an operation that begins now.

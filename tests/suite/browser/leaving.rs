@@ -328,6 +328,35 @@ async fn a_logout_frees_the_document_and_keeps_what_was_typed() {
 }
 
 #[actix_web::test]
+async fn the_next_person_in_a_browser_cannot_save_the_text_of_the_first_one() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("body", "of alice").await;
+        // In another tab.
+        let post = "const done = arguments[0], headers = { 'Content-Type': 'application/json' }, \
+                    body = '{\"name\":\"bob\"}'; \
+                    fetch(path, { method: 'POST', headers, body }).then(it => done(it.ok))";
+        assert!(alice.run_async::<bool>(&post.replace("path", "'/logout'")).await);
+        alice.until_says("banner-title", "is gone").await;
+        assert!(alice.run_async::<bool>(&post.replace("path", "'/login'")).await);
+        alice.run::<()>("dispatchEvent(new Event('focus'))").await;
+        alice.until_says("me", "bob").await;
+        alice.until_says("enter", "Edit again").await;
+        alice.click("enter").await;
+        alice.until_says("banner-title", "Somebody else is logged in").await;
+        assert_eq!(alice.value("body").await, "of alice");
+        assert_ne!(stage.text().await, "of alice");
+        // As himself, and without her text.
+        alice.click("enter").await;
+        alice.click("ask-yes").await;
+        until_editing(&alice).await;
+        assert_ne!(alice.value("body").await, "of alice");
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_prerendered_page_takes_no_lock_before_it_is_seen() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let mut alice = stage.person("alice").await;

@@ -460,9 +460,10 @@ async fn api_for(page_origin: &str) -> String {
                 "lock-token",
                 "doclock-tab",
                 "doclock-page",
+                "doclock-person",
                 "doclock-idle-ms",
             ])
-            .expose_headers(["lock-token", "date"])
+            .expose_headers(["lock-token", "doclock-person", "date"])
             .supports_credentials()
             .max_age(3600);
         App::new()
@@ -763,6 +764,52 @@ async fn the_page_of_a_login_is_not_taken_for_an_answer() {
                 "json": ["mine", "login_required", true, false],
             })
         );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_page_is_told_that_another_person_has_logged_in_and_locks_nothing_for_them() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const told = [], lost = n => ({ kind }) => told.push(n + kind); \
+             const lock = DocLock.open(url(0), { onlost: lost(0) }), look = DocLock.open(url(1), { acquire: false }); \
+             const saving = DocLock.open(url(2), { onlost: lost(2) }); \
+             await until(() => lock.token && saving.token && look.state === 'free'); \
+             let isSwitched = false; \
+             answer = (it, real) => it.url.endsWith('/heartbeat') && !isSwitched ? new Response('', { status: 503 }) : real(); \
+             const post = (path, body) => fetch(path, { method: 'POST', body, headers: { 'Content-Type': 'application/json' } }); \
+             await post('/logout'); \
+             await post('/login', JSON.stringify({ name: 'bob' })); \
+             const init = { method: 'PUT', body: '{\"title\":\"t\",\"body\":\"b\"}', \
+                 headers: { 'Content-Type': 'application/json' } }; \
+             told.push((await saving.fetch(doc(2), init)).status); \
+             isSwitched = true; \
+             await lock.check(); \
+             await until(() => lock.lost); \
+             for (const it of [lock, saving, look]) { \
+                 await it.acquire(); \
+                 told.push(it.problem.code, it.token, await it.fetch(doc(0), init).catch(error => error.message)); \
+             } \
+             const other = DocLock.open(url(0), { acquire: false }); \
+             await other.acquire(); \
+             told.push(other.problem.code, (await DocLock.look(url(0))).state); \
+             lock.close(); \
+             other.close(); \
+             const own = DocLock.open(url(0)); \
+             await until(() => own.token); \
+             return [...told, own.state]",
+        )
+        .await;
+        let refused = json!(["person_changed", null, "This page does not have the lock."]);
+        let refused = refused.as_array().unwrap();
+        let [mut expected, last] = [json!(["2person_changed", 409, "0person_changed"]), json!(["person_changed", "free", "mine"])];
+        let all = expected.as_array_mut().unwrap();
+        (0..3).for_each(|_| all.extend_from_slice(refused));
+        all.extend_from_slice(last.as_array().unwrap());
+        assert_eq!(told, expected);
     })
     .await;
 }

@@ -18,6 +18,7 @@ mod idle;
 mod lost_replies;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod person_changed;
 mod problems;
 mod renewals;
 mod session_store;
