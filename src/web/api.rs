@@ -60,13 +60,13 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
-/// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
+/// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::web::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Every
-/// call but `release` refuses members that it does not know. A session that has ended holds nothing, so `heartbeat` and
+/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Members that
+/// a call does not know are refused. A session that has ended holds nothing, so `heartbeat` and
 /// `release` answer it as any other session.
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
@@ -87,7 +87,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   the session asks for the lock before. So a page that is reloaded keeps its lock. With `"page"` and without a token,
 ///   the page has been left and may not know its token: its exclusive lock on the document is released, and every lock that
 ///   it is granted later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
-/// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
+/// - `break` accepts `{"reason": "…", "token": "…"}`, and without a document in its path also `"key": "collection/id"`:
+///   the ids `.` and `..` cannot be parts of a path. The reason has at most [`MAX_REASON_BYTES`]. With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
 ///   broken.
 ///
@@ -118,6 +119,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .service(naming_many("/", "GET, POST").get(own).post(each::acquire))
         .service(naming_many("/heartbeat", "POST").post(heartbeat::renew))
         .service(naming_many("/status", "POST").post(status::of_many))
+        .service(only("/break", "POST").post(break_named))
         .service(only("/events", "GET").get(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
@@ -223,7 +225,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine>
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct ReleaseBody {
     /// The acquisition to release. `sendBeacon` cannot set a header, neither for this nor for what follows.
     token: Option<String>,
@@ -291,7 +293,40 @@ async fn break_lock(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
-    let BreakBody { reason, token } = read(body)?;
+    broken(&locks, key, read(body)?).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct BreakNamedBody {
+    /// The document, as `"collection/id"`.
+    key: String,
+    reason: String,
+    token: Option<String>,
+}
+
+async fn break_named(
+    _: SameSite,
+    Locks(locks): Locks,
+    body: Body,
+) -> Result<HttpResponse, Problem> {
+    let permissions = locks.permissions();
+    permissions.check_any()?;
+    let BreakNamedBody { key, reason, token } = read(body)?;
+    let Some((collection, id)) = key.split_once('/') else {
+        return Err(bad_request("a key looks like `collection/id`"));
+    };
+    let key = named(&permissions, collection, id)?;
+    permissions.check(&key, Access::Look).await?;
+    broken(&locks, key, BreakBody { reason, token }).await
+}
+
+/// Breaks the locks on a document that this person may see.
+async fn broken(
+    locks: &RequestLocks,
+    key: LockKey,
+    BreakBody { reason, token }: BreakBody,
+) -> Result<HttpResponse, Problem> {
     if reason.len() > MAX_REASON_BYTES {
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
     }

@@ -300,9 +300,10 @@ async function breakAll(locks, reason) {
   const work = async () => {
     for (let lock; (lock = queue.shift());) {
       // With the token, so that a new holder's lock is not broken.
-      const { collection, id, token } = lock;
-      const path = `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`;
-      const answer = await ask('POST', path, { reason, token: token ?? undefined });
+      const { key, collection, id, token } = lock, body = { reason, token: token ?? undefined };
+      const answer = await (/^\.\.?$/.test(id)   // no URL can name such an id
+        ? ask('POST', 'break', { key, ...body })
+        : ask('POST', `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`, body));
       const outcome = answer.ok ? (answer.broken === '0' ? 'gone' : 'broken') : answer.status === 403 ? 'refused' : 'failed';
       done[outcome].push(lock);
       if (!answer.ok) done.why = explain(answer);

@@ -276,6 +276,27 @@ async fn several_locks_are_broken_at_once_and_those_that_went_away_are_not_selec
 }
 
 #[actix_web::test]
+async fn a_lock_on_an_id_that_no_path_can_name_is_broken_by_its_key() {
+    three_locks(async |root, _| {
+        let answers = "const dots = i => ({ ...lock(i), id: '.'.repeat(i), key: 'c0/' + '.'.repeat(i), may_break: true }); \
+             if (init.method === 'GET') return Response.json({ locks: [1, 2, 3].map(dots), more: false, told: true }); \
+             (window.asked ??= []).push(path + ' ' + (JSON.parse(init.body).key ?? '')); \
+             return new Response(null, { status: 204, headers: { 'Doclock-Broken': '1' } });";
+        let many = MANY.split_once("if (init").unwrap().0;
+        stub(root, &format!("{many} {answers}")).await;
+        root.until(&format!("{ROWS} === 3 && document.querySelector(\"#locks tr[data-key='c0/..']\")")).await;
+        root.run::<()>("for (const e of document.querySelectorAll('.mark')) e.click()").await;
+        root.click("break-picked").await;
+        root.write("reason", "why").await;
+        root.click("break-yes").await;
+        root.until_says("report", "3 locks were broken.").await;
+        let asked: Value = root.run("return asked.sort()").await;
+        assert_eq!(asked, json!(["/locks/break c0/.", "/locks/break c0/..", "/locks/c0/.../break "]));
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_break_that_is_refused_or_fails_is_reported_and_stays_selected() {
     three_locks(async |root, _| {
         let answers = "if (path.endsWith('/1/break')) return Response.json({ detail: 'not yours' }, { status: 403 }); \

@@ -50,6 +50,40 @@ async fn only_permitted_people_see_the_table_of_all_locks() {
     assert_eq!(root.get("/locks/admin.json").await.json()["locks"].as_array().unwrap().len(), 1);
 }
 
+/// A browser takes `.` and `..` out of each path, also if they are encoded.
+#[actix_web::test]
+async fn the_lock_on_an_id_that_no_path_can_name_is_broken_by_its_key() {
+    let (locks, store) = embedded().await;
+    for id in [".", "..", "a/b"] {
+        store.put(id.to_owned(), &Note { id: id.to_owned(), text: String::new() }).unwrap();
+    }
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    for id in [".", "..", "a/b"] {
+        let name = format!("note/{id}");
+        let taken = alice.post_json("/locks", json!({ "keys": [name] })).await.json();
+        let token = &taken["held"][0]["token"];
+        let by = |token: &Value| json!({ "key": name, "token": token, "reason": "why" });
+        assert_eq!(
+            alice.post_json("/locks/break", by(token)).await.problem(403)["code"],
+            "break_refused"
+        );
+        let other = root.post_json("/locks/break", by(&json!(ONE))).await;
+        assert_eq!((other.status.as_u16(), other.header("doclock-broken")), (204, Some("0")));
+        let broken = root.post_json("/locks/break", by(token)).await;
+        assert_eq!((broken.status.as_u16(), broken.header("doclock-broken")), (204, Some("1")));
+        assert!(locks.inspect(&key(id)).await.unwrap().is_none());
+    }
+    for (name, status) in [("note", 400), ("", 400), ("elsewhere/a", 404)] {
+        root.post_json("/locks/break", json!({ "key": name, "reason": "why" }))
+            .await
+            .problem(status);
+    }
+    let anybody = Browser::new(&app);
+    anybody.post_json("/locks/break", json!({ "key": "note/a" })).await.problem(401);
+}
+
 #[actix_web::test]
 async fn files_for_browsers_are_sent_again_only_after_a_change() {
     let (locks, _) = embedded().await;

@@ -79,7 +79,8 @@ async fn a_late_beacon_of_a_closed_tab_does_not_release_the_lock_of_a_newer_one(
             .set_payload(json!({ "token": token }).to_string())
     };
     assert_eq!(alice.send(beacon(&old)).await.status, 204);
-    assert_eq!(alice.with_token(Method::DELETE, "/locks/note/a", &old).await.status, 204);
+    let release = alice.request(Method::DELETE, "/locks/note/a");
+    assert_eq!(alice.send(release.insert_header(("lock-token", old))).await.status, 204);
     assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
     assert_eq!(alice.send(beacon(&new)).await.status, 204);
     assert_eq!(holder_of(&locks, "a").await, None);
@@ -349,7 +350,8 @@ async fn a_request_has_at_most_a_hundred_tokens() {
     let token = alice.post("/note/a").await.token();
     for (tokens, status) in [(101, 400), (100, 204)] {
         let all = vec![token.clone(); tokens].join(", ");
-        let answer = alice.with_token(Method::POST, "/locks/note/a/release", &all).await;
+        let release = alice.request(Method::POST, "/locks/note/a/release");
+        let answer = alice.send(release.insert_header(("lock-token", all))).await;
         assert_eq!(answer.status, status);
     }
     alice.get("/locks/events?keys=note/a&keys=note/b").await.problem(400);

@@ -510,9 +510,15 @@ async fn a_member_that_a_call_does_not_know_is_refused() {
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/locks/note/a").await.token();
-    for path in
-        ["/locks", "/locks/heartbeat", "/locks/status", "/locks/note/a", "/locks/note/a/break"]
-    {
+    for path in [
+        "/locks",
+        "/locks/heartbeat",
+        "/locks/status",
+        "/locks/break",
+        "/locks/note/a",
+        "/locks/note/a/break",
+        "/locks/note/a/release",
+    ] {
         let mistyped = serde_json::json!({ "tokne": "11111111-1111-4111-8111-111111111111" });
         let refused = alice.post_json(path, mistyped).await.problem(400);
         assert_eq!(refused["code"], "bad_request", "{path}");
