@@ -16,6 +16,8 @@ const KNOWN: usize = 32;
 const TABS: usize = 128;
 /// How often the application is asked whether the person of a session may keep its locks.
 const ASK: Duration = Duration::from_secs(60);
+/// How many pages of a session that are left may be recorded in a minute. A person closes fewer.
+const PAGES: u32 = 120;
 /// For how long a session is known to have asked for a missing document.
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
@@ -54,13 +56,25 @@ struct ActiveSession {
     missed: Option<Instant>,
     /// When the application was last asked about its locks. Each of them was also allowed when it was taken.
     asked: Instant,
+    /// How many pages have been left since then.
+    left: (Instant, u32),
 }
 
 impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
-        let asked = clock::now();
-        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None, asked }
+        let (asked, left) = (clock::now(), (clock::now(), 0));
+        Self {
+            due,
+            tabs,
+            unknown_tabs_due,
+            counted: 0,
+            granted: 0,
+            known,
+            missed: None,
+            asked,
+            left,
+        }
     }
 
     fn renewed(&mut self, named: &[Named], next: Instant) {
@@ -188,6 +202,18 @@ impl Activity {
         is_due
     }
 
+    /// True if one more page of this session that is left may be recorded.
+    pub(super) fn may_leave(&self, aid: &Aid, interval: Duration) -> bool {
+        let now = clock::now();
+        let mut sessions = self.sessions.lock();
+        let (since, pages) = &mut sessions.begins(aid, now, interval).left;
+        if now.duration_since(*since) >= Duration::from_secs(60) {
+            (*since, *pages) = (now, 0);
+        }
+        *pages += 1;
+        *pages <= PAGES
+    }
+
     /// The lock is gone, or may be changing.
     pub(super) fn gone(&self, aid: &Aid, key: &LockKey) {
         if let Some(session) = self.sessions.lock().of.get_mut(aid) {
@@ -216,6 +242,17 @@ mod tests {
         assert!(activity.is_due(&Aid::new(), &[], HOUR), "each session for itself");
         activity.forget(&aid);
         assert!(activity.is_due(&aid, &[], HOUR));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_leaves_pages_by_the_thousand_has_few_of_them_recorded() {
+        let (activity, aid) = (Activity::default(), Aid::new());
+        for _ in 0..2 {
+            let recorded = (0..1_000).filter(|_| activity.may_leave(&aid, HOUR)).count();
+            assert_eq!(recorded, PAGES as usize);
+            tokio::time::advance(Duration::from_secs(61)).await;
+        }
+        assert!(activity.may_leave(&Aid::new(), HOUR), "each session for itself");
     }
 
     #[test]

@@ -219,8 +219,11 @@ impl Sessions {
     }
 
     /// Remembers that this page of the session has been left: from now on it is refused what it has asked for, on every
-    /// server.
+    /// server. Of a session that leaves pages in great number, most are not remembered.
     pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
+        if !self.seen.activity.may_leave(aid, self.ttl / 3) {
+            return Ok(());
+        }
         let page = aid.of_page(page);
         let noted = self
             .calls

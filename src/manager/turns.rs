@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_person_has_one_turn_and_who_has_gone_is_forgotten() {
+    async fn each_person_has_one_turn_and_idle_queues_are_forgotten() {
         let turns = Turns::default();
         let now = |person| turns.join(person, 2).and_then(|it| it.now_or_never().flatten());
         let first = now("alice").unwrap();
