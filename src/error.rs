@@ -42,9 +42,7 @@ pub enum LockError {
     PageLeft,
 
     /// The page was opened for another person than the one who is logged in now. Nothing is locked or saved. (409)
-    #[error(
-        "another person has logged in since this page was opened: copy what you have typed, and open the page again"
-    )]
+    #[error("somebody else has logged in since this page was opened: open the page again")]
     PersonChanged,
 
     /// The wait for the lock would never end: its holder waits, directly or through others, for a lock

@@ -16,7 +16,7 @@ const KNOWN: usize = 32;
 const TABS: usize = 128;
 /// How often the application is asked whether the person of a session may keep its locks.
 const ASK: Duration = Duration::from_secs(60);
-/// How many pages of a session that are left may be recorded in a minute. A person closes fewer.
+/// How many left pages of a session are recorded in a minute. A person leaves fewer.
 const PAGES: u32 = 120;
 /// For how long a session is known to have asked for a missing document.
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
@@ -54,16 +54,16 @@ struct ActiveSession {
     known: VecDeque<LockKey>,
     /// When it asked for a missing document.
     missed: Option<Instant>,
-    /// When the application was last asked about its locks. Each of them was also allowed when it was taken.
-    asked: Instant,
-    /// How many pages have been left since then.
-    left: (Instant, u32),
+    /// When the application was last asked here about all of its locks.
+    asked: Option<Instant>,
+    /// When the minute began, how many left pages were recorded in it, and the latest one.
+    left: (Instant, u32, Option<Aid>),
 }
 
 impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
-        let (asked, left) = (clock::now(), (clock::now(), 0));
+        let (asked, left) = (None, (clock::now(), 0, None));
         Self {
             due,
             tabs,
@@ -190,27 +190,30 @@ impl Activity {
         missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)
     }
 
-    /// True if the application has to be asked whether the person of this session may keep its locks. Later for a
+    /// True if the application has to be asked whether the person of this session may keep its locks. Ignored for a
     /// session that was not active here.
     pub(super) fn is_to_be_asked(&self, aid: &Aid) -> bool {
         let mut sessions = self.sessions.lock();
         let Some(session) = sessions.of.get_mut(aid) else { return false };
-        let is_due = clock::since(session.asked) >= ASK;
+        let is_due = session.asked.is_none_or(|at| clock::since(at) >= ASK);
         if is_due {
-            session.asked = clock::now();
+            session.asked = Some(clock::now());
         }
         is_due
     }
 
-    /// True if one more page of this session that is left may be recorded.
-    pub(super) fn may_leave(&self, aid: &Aid, interval: Duration) -> bool {
+    /// True if this left page of the session may be recorded. A page says several times that it is left.
+    pub(super) fn may_leave(&self, aid: &Aid, page: &Aid, interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions.lock();
-        let (since, pages) = &mut sessions.begins(aid, now, interval).left;
+        let (since, pages, latest) = &mut sessions.begins(aid, now, interval).left;
         if now.duration_since(*since) >= Duration::from_secs(60) {
             (*since, *pages) = (now, 0);
         }
-        *pages += 1;
+        if latest.as_ref() != Some(page) {
+            *latest = Some(page.clone());
+            *pages = pages.saturating_add(1);
+        }
         *pages <= PAGES
     }
 
@@ -248,11 +251,16 @@ mod tests {
     async fn a_session_that_leaves_pages_by_the_thousand_has_few_of_them_recorded() {
         let (activity, aid) = (Activity::default(), Aid::new());
         for _ in 0..2 {
-            let recorded = (0..1_000).filter(|_| activity.may_leave(&aid, HOUR)).count();
-            assert_eq!(recorded, PAGES as usize);
+            let recorded = (0..1_000).filter(|_| {
+                let page = Aid::new();
+                let [first, again] = [(); 2].map(|()| activity.may_leave(&aid, &page, HOUR));
+                assert_eq!(first, again, "each page counts once");
+                first
+            });
+            assert_eq!(recorded.count(), PAGES as usize);
             tokio::time::advance(Duration::from_secs(61)).await;
         }
-        assert!(activity.may_leave(&Aid::new(), HOUR), "each session for itself");
+        assert!(activity.may_leave(&Aid::new(), &Aid::new(), HOUR), "each session for itself");
     }
 
     #[test]

@@ -219,16 +219,16 @@ impl Sessions {
     }
 
     /// Remembers that this page of the session has been left: from now on it is refused what it has asked for, on every
-    /// server. Of a session that leaves pages in great number, most are not remembered.
+    /// server. At most 120 pages of a session are remembered in a minute.
     pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
-        if !self.seen.activity.may_leave(aid, self.ttl / 3) {
-            return Ok(());
-        }
         let page = aid.of_page(page);
-        let noted = self
-            .calls
-            .run("end_page", until, page.clone(), |store, page, until| store.end_page(page, until));
-        noted.await?;
+        if self.seen.activity.may_leave(aid, &page, self.ttl / 3) {
+            let page = page.clone();
+            let noted = self
+                .calls
+                .run("end_page", until, page, |store, page, until| store.end_page(page, until));
+            noted.await?;
+        }
         self.served.ended(&page);
         Ok(())
     }

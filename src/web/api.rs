@@ -236,13 +236,9 @@ struct ReleaseBody {
     grace_ms: u64,
 }
 
-async fn release(
-    _: SameSite,
-    Locks(locks): Locks,
-    req: HttpRequest,
-    body: Body,
-) -> Result<HttpResponse, Problem> {
-    // A person who may no longer lock the document may still release its lock.
+async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
+    // A page that may no longer lock the document may still release its lock.
+    let locks = RequestLocks::of_any_page(&req)?;
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let mut tokens = locks.offered()?.to_vec();

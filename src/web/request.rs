@@ -26,6 +26,7 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
+use uuid::{Builder, Uuid};
 
 pub(super) use self::locking::{Ask, Found, Locks, Mine};
 use crate::{
@@ -62,7 +63,7 @@ const TAB: HeaderName = HeaderName::from_static("doclock-tab");
 /// The load of that page: a UUID that is new at each load.
 const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 
-/// The person of an answer, and in a request the person for whom the page was opened.
+/// In an answer, the person of the request. In a request, the person for whom its page was opened.
 const PERSON: HeaderName = HeaderName::from_static("doclock-person");
 
 /// From this time on, the answer of a request may reach the browser after a logout that began later.
@@ -142,7 +143,7 @@ pub(crate) struct RequestLocks {
     /// The load of the page that sent this request.
     pub(super) page: Option<PageId>,
     /// The person for whom that page was opened, if it says so.
-    opened_for: Option<String>,
+    opened_for: Option<Uuid>,
     /// The other end of the connection.
     pub(super) address: Option<IpAddr>,
     /// True if the page is preloaded: nobody has asked for it yet.
@@ -152,6 +153,8 @@ pub(crate) struct RequestLocks {
     whose: RefCell<Whose>,
     /// The person when the request arrived.
     person_before: RefCell<Option<String>>,
+    /// The name of that person, for an answer to a page.
+    name_of_person: Cell<Option<Uuid>>,
     /// The aid of the session when the request arrived.
     aid_before: RefCell<Option<Aid>>,
     /// The aid for new locks. It is put into the session when a lock is kept.
@@ -215,6 +218,7 @@ impl RequestLocks {
             offered: offered_tokens(headers),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
+            name_of_person: Cell::default(),
             aid_before: RefCell::default(),
             aid: RefCell::default(),
             ending: RefCell::default(),
@@ -240,13 +244,17 @@ impl RequestLocks {
     /// The document of this type that the request means.
     ///
     /// # Errors
-    /// [`LockError::NotFound`] if the application names no collection.
+    /// [`LockError::NotFound`] if the application names no collection for this person, [`LockError::LoginRequired`] if
+    /// nobody is logged in.
     pub(super) fn key_of<T: Lockable>(&self, request: &HttpRequest, id: T::Id) -> Result<LockKey> {
         let Some(names) = &self.settings.collection_names else {
             return Ok(LockKey::of::<T>(id)?);
         };
         match names(request, T::COLLECTION) {
             Some(name) => Ok(LockKey::new(name, id)?),
+            None if self.settings.identify.is_some() && self.person().is_none() => {
+                Err(LockError::LoginRequired)
+            }
             None => Err(LockError::NotFound { key: LockKey::of::<T>(id)? }),
         }
     }
@@ -257,6 +265,8 @@ impl RequestLocks {
         self.began_empty.set(began_empty);
         self.whose.replace(whose);
         self.person_before.replace(self.who());
+        let is_asked = self.page.is_some();
+        self.name_of_person.set(is_asked.then(|| self.person()).flatten().as_ref().map(name_of));
         if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
             // The tab that this request names, or else the acquisitions that it names.
             let named: Vec<_> = match (self.tab, &self.offered) {
@@ -282,12 +292,16 @@ impl RequestLocks {
     }
 
     /// # Errors
-    /// If the page of this request was opened for another person: its text is not this person's.
+    /// If the page of this request was opened for another person: what the page shows is not this person's work.
     fn check_person(&self) -> Result<()> {
-        match (&self.opened_for, self.who().map(|it| hashed(&it))) {
-            (Some(_), None) => Err(LockError::LoginRequired),
-            (Some(opened_for), Some(now)) if *opened_for != now => Err(LockError::PersonChanged),
-            _ => Ok(()),
+        let Some(opened_for) = self.opened_for else { return Ok(()) };
+        match self.person() {
+            Some(person) if name_of(&person) == opened_for => Ok(()),
+            Some(_) => Err(LockError::PersonChanged),
+            None if self.settings.identify.is_some() || self.is_client() => {
+                Err(LockError::LoginRequired)
+            }
+            None => Ok(()),
         }
     }
 
@@ -417,9 +431,8 @@ impl RequestLocks {
         {
             response.headers_mut().insert(LOCK_TOKEN, announced);
         }
-        if self.page.is_some()
-            && let Some(person) = &*self.person_before.borrow()
-            && let Ok(person) = HeaderValue::from_str(&hashed(person))
+        if let Some(person) = self.name_of_person.get()
+            && let Ok(person) = HeaderValue::from_str(&person.to_string())
         {
             response.headers_mut().insert(PERSON, person);
         }
@@ -559,10 +572,16 @@ pub(super) fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
 }
 
-/// A person as the headers name them.
-fn hashed(person: &str) -> String {
-    let hash = Sha256::new().chain_update("doclock person\0").chain_update(person).finalize();
-    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+/// A person as the headers name them. A change of the roles is no change of the person.
+fn name_of(person: &Actor) -> Uuid {
+    let (kind, name) = match person.id() {
+        Some(id) => ("id", id),
+        None => ("label", &*person.label),
+    };
+    let hash = Sha256::new().chain_update(format!("doclock person\0{kind}\0{name}")).finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    Builder::from_custom_bytes(bytes).into_uuid()
 }
 
 /// A name chosen by the page, or the time for which its person has been away. A malformed value is ignored.

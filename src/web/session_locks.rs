@@ -259,7 +259,8 @@ impl SessionLocks {
         Ok(all)
     }
 
-    /// Loads the current document, to read it. Needs no lock, and takes none.
+    /// Loads the current document, to read it. Needs no lock, takes none, and asks no
+    /// [policy](crate::web::LockingSession::access_policy): the handler decides who may read.
     ///
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].

@@ -77,7 +77,8 @@ impl<W> Locking<W> {
     /// [admit visitors](Self::admit_visitors). A refusal names the holder and the title also to a person who may
     /// lock, but not look.
     ///
-    /// The policy is asked at each request, before any wait, and by the heartbeats of a page at most once a minute. A lock
+    /// The policy is asked by each request for a lock, before any wait, and on each server once a minute by any request of
+    /// the session, for all of its locks. A lock
     /// that its person may no longer have is given back. If the policy cannot tell, let it return an error: a policy may
     /// return a [`Result`] (see [`PolicyAnswer`]). Then the response is 503, and the log has the text, as if the policy
     /// panics, or has not answered within the [deadline](crate::LockManagerBuilder::deadline). The streams of events of a worker share the answers of the policy for 10 s, for each person and
@@ -355,9 +356,13 @@ where
             document: None,
             is_told: false,
         };
-        let call = self.service.call(req);
+        let (call, is_client) = (self.service.call(req), self.whose.is_some());
         let answer = async move {
-            match call.await {
+            let answered = call.await;
+            if is_client {
+                locks.ask_again().await;
+            }
+            match answered {
                 Ok(mut response) => match locks.session_saved(response.response_mut()).await {
                     Ok(()) => Ok(response),
                     Err(error) => Err(rendered(error.into())),
@@ -475,7 +480,8 @@ impl<M> LockingSession<M> {
     ///
     /// When a request changes the person of its session, or is the first with a person, the session gets a new aid,
     /// and the locks of the old one are released. People are distinguished by their [id](Actor::with_id), or else by
-    /// their label.
+    /// their label and roles. A page that was opened for one person neither locks nor saves for another one; without ids,
+    /// only the labels count for this. All wraps and all servers must identify people in the same way.
     ///
     /// With this setting, the [lock API](crate::lock_api) is for identified people only, unless there is an
     /// [access policy](Self::access_policy).
@@ -538,6 +544,7 @@ where
         Box::pin(async move {
             let response = call.await?;
             if let Some(locks) = locks {
+                locks.ask_again().await;
                 locks.before_session_is_saved(response.response());
             }
             Ok(response)

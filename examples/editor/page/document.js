@@ -3,6 +3,7 @@
 //   read    the text only: nobody is logged in, or another person is editing
 //   edit    this page holds the lock
 //   lost    this page has lost the lock: the typed text stays in the fields
+// Another person may have logged in since the document was opened: nothing is locked or saved for them.
 // Each change of the state is followed by render(), which draws everything from the state.
 
 import { DocLock } from '/locks/client.js';
@@ -19,7 +20,7 @@ export const isDirty = () => Boolean(view && (view.mode === 'edit' || view.mode 
 
 /** Opens a document: to edit, now or when the lock is granted; or only to read, if nobody is logged in. */
 export function open(id, doc) {
-  const v = view = { id, doc, mode: 'wait' };
+  const v = view = { id, doc, me: session.me, mode: 'wait' };
   v.lock = DocLock.open(lockUrl(id), {
     wait: session.me !== null,
     acquire: session.me !== null,
@@ -133,10 +134,16 @@ export function close() {
 export function loggedIn() {
   if (!view) return;
   view.loggedOut = false;
-  if (view.mode === 'read') openAgain();   // perhaps for another person
+  if (view.mode === 'read') view.lock.wait();
+}
+
+/** Somebody has logged in, perhaps in another tab. */
+export function meet() {
+  if (view?.mode === 'read' && session.me !== null && session.me !== view.me) openAgain();
 }
 
 function openAgain() {
+  if (!view) return;
   const { id, doc } = view;
   close();
   open(id, doc);
@@ -230,20 +237,22 @@ function banner(v) {
   };
 }
 
-const isOfAnother = lock => [lock.lost?.kind, lock.problem?.code].includes('person_changed');
+const isOfAnother = ({ me }) => me !== null && session.me !== null && me !== session.me;
 
-function bannerOfLoss({ lock, gone }) {
+function bannerOfLoss(v) {
+  const { lock, gone } = v;
   const kept = isDirty() ? ' Your text is still below and not saved.' : ' You had no unsaved changes.';
   const bad = (title, text, buttons) => ({ kind: 'bad', title, text: [...text, kept], ...buttons });
   if (gone) return bad(['This document no longer exists.'], []);
   if (!session.me) return bad(['Your session ended, and your lock is gone.'], ['Log in, then open the document again.'], { enter: 'Edit again' });
+  if (isOfAnother(v)) {
+    const text = isDirty() ? ['You can copy the text, but not save it as this person.'] : [];
+    return bad(['Somebody else is logged in now.'], text, { enter: 'Open again' });
+  }
   if (lock.state === 'mine_elsewhere') {
     return bad(['You are editing this in another tab.'], ['This tab no longer has the lock.'], { enter: 'Edit here' });
   }
   const { kind, by, reason } = lock.lost ?? {};
-  if (isOfAnother(lock)) {
-    return bad(['Somebody else is logged in now.'], ['You can copy the text, but not save it as this person.'], { enter: 'Open again' });
-  }
   const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has broken your lock.']
     : [kind === 'expired' ? 'Your lock has expired.' : 'Your lock is gone.'];
   if (reason) why.push(' Reason: ', quote(reason), '.');
@@ -323,7 +332,7 @@ function renderHolder(lock) {
 $('enter').addEventListener('click', () => {
   const { lock } = view;
   if (!session.me) $('name').focus();
-  else if (isOfAnother(lock)) isDirty() ? discard().then(sure => sure && openAgain()) : openAgain();
+  else if (isOfAnother(view)) isDirty() ? discard().then(sure => sure && openAgain()) : openAgain();
   else if (lock.state === 'mine_elsewhere') lock.takeOver();
   else lock.acquire();
 });

@@ -28,6 +28,7 @@ async function refreshAll() {
     if (me?.ok) {
       session.me = me.body.name;
       show($('admin'), Boolean(me.body.admin));
+      open.meet();
     }
     if (list.ok) {
       docs = list.body;

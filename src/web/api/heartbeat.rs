@@ -60,6 +60,7 @@ pub(super) async fn renew(
     // `locks.session(…)` has started a renewal of the session's locks, if one was due.
     let until = locks.begin();
     locks.renewed(until).await;
+    locks.ask_again().await;
     let until = locks.begin();
     let held = match locks.aid() {
         // Names tell the collections, so there is no need to look for others.
@@ -70,7 +71,6 @@ pub(super) async fn renew(
         }
         _ => locks.list(until).await?,
     };
-    let held = locks.still_allowed(held).await;
     let tokens: HashMap<_, _> = held.iter().map(|lock| (&lock.key, lock.token)).collect();
     let is_held = |key: &LockKey, token| tokens.get(key) == Some(&Some(token));
     let mut lost = Vec::new();

@@ -301,7 +301,7 @@ async function breakAll(locks, reason) {
     for (let lock; (lock = queue.shift());) {
       // With the token, so that a new holder's lock is not broken.
       const { key, collection, id, token } = lock, body = { reason, token: token ?? undefined };
-      const answer = await (/^\.\.?$/.test(id)   // no URL can name such an id
+      const answer = await (/^\.{0,2}$/.test(id)   // no URL can name such an id
         ? ask('POST', 'break', { key, ...body })
         : ask('POST', `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`, body));
       const outcome = answer.ok ? (answer.broken === '0' ? 'gone' : 'broken') : answer.status === 403 ? 'refused' : 'failed';

@@ -33,9 +33,9 @@ export type Mode = 'exclusive' | 'shared';
 /** Why a page has lost its lock. May be completed by a later `change`. */
 export interface Loss {
   /**
-   * `broken`: removed or taken over; see the lock for the new holder, if there is one. `person_changed`: another person
-   * is logged in now. This object neither locks nor saves for them: let them open the document anew, when the text is
-   * of no use any more.
+   * `broken`: removed or taken over; see the lock for the new holder, if there is one. `person_changed`: somebody else
+   * is logged in now, for whom this object neither locks nor saves. Close it, and open a new one, when the text is no
+   * longer needed.
    */
   kind: 'broken' | 'expired' | 'released' | 'session_ended' | 'person_changed' | 'unknown';
   /** The person who broke it, for display only. */

@@ -179,6 +179,11 @@ const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || sta
 const reasonIn = ({ status, body }) =>
   body.code === 'person_changed' ? body.code : status === 401 ? 'session_ended' : undefined;
 
+const PERSON_CHANGED = {
+  status: 409, code: 'person_changed', title: 'Conflict',
+  detail: 'somebody else has logged in since this page was opened: open the page again',
+};
+
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
   const freeze = body.state === 'frozen' ? body : body.frozen;
@@ -534,6 +539,7 @@ class PageLock {
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
   #person = null;        // for whom the document was opened, as the server names them
+  #opened = 0;           // openings after which the person is learned anew
   #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
@@ -550,7 +556,10 @@ class PageLock {
     if (!api.locks.has(name)) api.locks.set(name, Object.assign(new PageLock(), { url: path, key, mode }));
     const lock = api.locks.get(name), all = () => [...api.locks.values()];
     [lock.#api, lock.#name] = [api, name];
-    if (!lock.viewers.size) lock.#person = null;   // opened anew
+    if (!lock.viewers.size) {
+      lock.#person = null;
+      lock.#opened++;
+    }
     api.deafen ??= api.feed.listen(event => {
       for (const lock of all()) if (!event.key || event.key === lock.key) lock.#hear(event);
     }, () => all().map(lock => lock.key));
@@ -692,12 +701,16 @@ class PageLock {
   }
 
   async #post(body, options) {
-    const turn = this.#turn, ends = this.#ends;
+    const turn = this.#turn, ends = this.#ends, opened = this.#opened;
     this.#wanted = true;
-    const answer = await request(
-      'POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, person: this.#person, ...options });
+    let answer = await request(
+      'POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, person: this.#personAt(this.url), ...options });
     if (answer.aborted) return answer;
-    this.#person ??= answer.person;
+    if (answer.ok && !this.#isOfPerson(answer)) {   // of another origin, or of an older server
+      this.#giveBack(answer.body.token);
+      answer = { ...answer, ok: false, status: 409, body: PERSON_CHANGED };
+    }
+    this.#learn(answer, opened);
     PageLock.#note(this.#api, answer);
     this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
     if (answer.ok) {
@@ -723,10 +736,10 @@ class PageLock {
 
   async #look() {
     if (!this.viewers.size || this.busy || !visible()) return;
-    const turn = ++this.#turn, answer = await request('GET', this.url, PROMISED.state);
+    const turn = ++this.#turn, opened = this.#opened, answer = await request('GET', this.url, PROMISED.state);
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
-    this.#person ??= answer.person;
+    this.#learn(answer, opened);
     if (answer.ok) this.#named(answer);
     if (answer.ok) this.#saw(standing(answer));
     else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
@@ -740,6 +753,30 @@ class PageLock {
     this.key = key;
     this.#api.feed.announce();
   }
+
+  // -- the person for whom the document was opened
+
+  #learn({ person }, opened) { if (opened === this.#opened) this.#person ??= person; }
+  #isOfPerson({ person }) { return !person || !this.#person || person === this.#person; }
+
+  // To the origin of this page only: a server of another origin may not accept the header.
+  #personAt(url) {
+    return new URL(url.url ?? url, document.baseURI).origin === location.origin ? this.#person : null;
+  }
+
+  // The viewers keep what was typed. Whoever opens the document from now on has a `PageLock` of their own.
+  #disown() {
+    const { locks } = this.#api;
+    this.#keepers.clear();
+    if (this.token) this.#giveBack(this.token);
+    if (this.lost) this.lost.kind = 'person_changed';
+    if (locks.get(this.#name) === this) locks.delete(this.#name);
+    locks.set(this.#name = this, this);
+  }
+
+  #giveBack(token) { request('POST', this.url + '/release', PROMISED.release, { body: { token }, keepalive: true }); }
+
+  // -- looking further
 
   #lookIn(ms) {
     clearTimeout(this.#lookTimer);
@@ -812,7 +849,7 @@ class PageLock {
     // Without a token the server would check only the session, which may hold the lock in another tab.
     if (!tokens.every(token => token)) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
-    if (this.#person) all.set('Doclock-Person', this.#person);
+    if (this.#personAt(url)) all.set('Doclock-Person', this.#person);
     all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
     const response = await fetch(url, { ...init, headers: all });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
@@ -850,6 +887,7 @@ class PageLock {
   }
 
   #lose(kind) {
+    if (kind === 'person_changed') this.#disown();
     if (!this.token) return;
     kind ??= this.#isInTime() ? 'unknown' : 'expired';
     this.#end('unknown');
@@ -925,13 +963,12 @@ class PageLock {
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));
     for (const { lock, token, turn } of believed) {
       if (lock.#turn !== turn || lock.busy) continue;   // something newer decides
-      if (held.has(token)) {
+      const isOfPerson = lock.#isOfPerson(answer);
+      if (held.has(token) && isOfPerson) {
         lock.#renew(answer, held.get(token).expires_in_ms);
         lock.#changed();
-      } else if (answer.person && lock.#person && answer.person !== lock.#person) {
-        lock.#lose('person_changed');
       } else if (!lock.#releasing) {
-        lock.#lose(reasonIn(answer));
+        lock.#lose(isOfPerson ? reasonIn(answer) : 'person_changed');
       }
     }
   }

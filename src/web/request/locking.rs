@@ -144,15 +144,21 @@ impl RequestLocks {
     /// # Errors
     /// If there is no wrap around the route, or if the page of this request was opened for another person.
     pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
-        let locks = req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
+        let locks = Self::of_any_page(req)?;
+        locks.check_person()?;
+        Ok(locks)
+    }
+
+    /// # Errors
+    /// If there is no wrap around the route.
+    pub(in crate::web) fn of_any_page(req: &HttpRequest) -> Result<Rc<Self>> {
+        req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
             misconfigured(
                 "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
                  `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
             )
-        })?;
-        locks.check_person()?;
-        Ok(locks)
+        })
     }
 
     /// The deadline of an operation that begins now.
@@ -247,24 +253,18 @@ impl RequestLocks {
         Ok(())
     }
 
-    /// The ones of these locks of the session that its person may still have; the others are given back. The policy is
-    /// asked at most once a minute.
-    pub(in crate::web) async fn still_allowed(&self, mut held: Vec<Lock>) -> Vec<Lock> {
-        let Some(aid) = self.aid().filter(|_| self.has_policy() && !held.is_empty()) else {
-            return held;
-        };
+    /// Gives back the locks of the session that its person may no longer have. The policy is asked at most once a minute.
+    pub(in crate::web) async fn ask_again(&self) {
+        let Some(aid) = self.aid().filter(|_| self.has_policy() && !self.idle) else { return };
         if !self.manager.parts.granting.is_to_be_asked(&aid) {
-            return held;
+            return;
         }
-        let keys: Vec<_> = held.iter().map(|lock| lock.key.clone()).collect();
-        // The log tells of a policy that fails. Its locks stay, and it is asked again.
-        if let Ok(refusals) = self.may_lock_each(&keys).await {
-            let is_refused =
-                |it: &Option<LockError>| matches!(it, Some(LockError::NotFound { .. }));
-            let mut refused = refusals.iter().map(is_refused);
-            held.retain(|_| !refused.next().unwrap_or_default());
+        let held = self.manager.parts.reads.list_known(Some(&aid), self.begin()).await;
+        let keys: Vec<_> = held.into_iter().flatten().map(|lock| lock.key).collect();
+        if !keys.is_empty() {
+            // The log tells of a policy that fails. The locks stay then, and it is asked again.
+            let _ = self.may_lock_each(&keys).await;
         }
-        held
     }
 
     /// The locks of this session in the collection. Nobody learns from the time of the answer about the locks of others.

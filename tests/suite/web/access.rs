@@ -242,6 +242,46 @@ async fn heartbeats_ask_once_a_minute_whether_the_person_may_keep_all_locks() {
     assert_eq!(left, ["note/b"]);
 }
 
+/// A person who was removed keeps a session alive by other requests than heartbeats.
+#[actix_web::test]
+async fn each_request_of_a_session_counts_for_the_question_whether_it_may_keep_its_locks() {
+    tokio::time::pause();
+    let (locks, _) = embedded().await;
+    let (app, forbidden, asked) = changing(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    alice.post_json("/locks/note/b", json!({ "mode": "shared" })).await.token();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        alice.get("/plain").await;
+    }
+    assert_eq!(alice.get("/locks").await.json().as_array().unwrap().len(), 2);
+    forbidden.borrow_mut().extend(["a", "b"]);
+    *asked.borrow_mut() = 0;
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        assert_eq!(alice.get("/plain").await.status, 200);
+    }
+    assert_eq!(*asked.borrow(), 1, "one call for all locks");
+    assert!(locks.list().await.unwrap().is_empty());
+}
+
+/// As after a restart, or at another server.
+#[actix_web::test]
+async fn a_session_that_is_new_to_a_server_is_asked_for_at_once() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/locks/note/a").await.json()["token"].clone();
+    let other = LockManager::builder(store).build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    let (app, forbidden, _) = changing(&other).await;
+    forbidden.borrow_mut().push("a");
+    let beat = json!({ "locks": { "note/a": token } });
+    let answer = alice.at(&app).post_json("/locks/heartbeat", beat).await.json();
+    assert_eq!((&answer["held"], &answer["lost"][0]["key"]), (&json!([]), &json!("note/a")));
+}
+
 #[actix_web::test]
 async fn a_policy_that_cannot_tell_is_an_outage_and_takes_no_lock_away() {
     tokio::time::pause();

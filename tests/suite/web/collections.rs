@@ -70,6 +70,8 @@ async fn each_tenant_edits_the_document_of_its_own_collection() {
     for person in [&alice, &bob] {
         assert_eq!(person.post("/note/a").await.status, StatusCode::OK);
     }
+    // Nobody is logged in, so there is no tenant: a document is not said to be missing.
+    assert_eq!(Browser::new(&app).post("/note/a").await.problem(401)["code"], "login_required");
     assert_eq!(alice.put("/note/a", "of acme").await.status, StatusCode::OK);
     assert_eq!(texts(&database, ["acme", "globex"]).await, ["of acme", "old"]);
     let record = database.collection::<Document>("acme_note.lock").find_one(doc! {}).await.unwrap();

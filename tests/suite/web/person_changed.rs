@@ -99,30 +99,68 @@ async fn a_page_whose_person_has_logged_out_has_to_log_in_also_where_visitors_ma
     assert!(locks.inspect(&key("a")).await.unwrap().is_none());
 }
 
-/// People of one id are one person, also with other roles; without ids, the name and the roles count.
+/// Roles may change while a page is open.
 #[actix_web::test]
-async fn a_person_is_told_by_the_id_alone_and_only_to_pages_that_ask() {
+async fn a_person_is_told_by_the_id_or_else_the_name_and_never_by_the_roles() {
     let (locks, _) = embedded().await;
     let app = serve_with(&locks, |wrap| {
         wrap.identify(|session| {
             let name = session.get::<String>("name").ok()??;
-            let (id, label) = name.split_once('-')?;
-            let person = Actor::new(label);
-            Some(if id == "none" { person } else { person.with_id(id).with_role(label) })
+            let [id, label, role] = name.split('-').collect::<Vec<_>>().try_into().ok()?;
+            let person = Actor::new(label).with_role(role);
+            Some(if id == "none" { person } else { person.with_id(id) })
         })
     })
     .await;
     let mut seen = Vec::new();
-    for name in ["7-alice", "7-alicia", "8-alice", "none-alice", "none-7"] {
+    for (name, is_like) in [
+        ("7-alice-editor", 0),
+        ("7-alicia-chief", 0),
+        ("8-alice-editor", 2),
+        ("none-alice-editor", 3),
+        ("none-alice-chief", 3),
+        ("none-7-editor", 5),
+    ] {
         let browser = Browser::logged_in(&app, name).await;
-        seen.push(Page::opened(&browser).await.opened_for);
         let plain = browser.post("/locks/note/a").await;
         assert_eq!(plain.header("doclock-person"), None, "no page has asked");
         browser.delete("/locks/note/a").await;
+        let one = Page::opened(&browser).await.opened_for;
+        assert!(!one.contains("alice") && one.len() == 36, "{one}");
+        assert_eq!(seen.iter().position(|it| *it == one).unwrap_or(seen.len()), is_like, "{name}");
+        seen.push(one);
     }
-    assert_eq!(seen[0], seen[1]);
-    for (n, one) in seen.iter().enumerate().skip(1) {
-        assert!(seen[n + 1..].iter().all(|other| other != one), "{seen:?}");
-        assert!(!one.contains("alice") && one.len() == 32, "{one}");
+}
+
+#[actix_web::test]
+async fn a_page_of_another_person_may_still_release_and_a_malformed_name_is_nobody() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let browser = Browser::logged_in(&app, "alice").await;
+    let mut page = Page::opened(&browser).await;
+    // The aid stays, as after a login outside of the wrap.
+    page.opened_for = ONE.to_owned();
+    assert_eq!(browser.post("/locks/note/a").await.status, 201);
+    assert_eq!(
+        page.ask(Method::POST, "/locks/note/a", json!({})).await.problem(409)["code"],
+        "person_changed"
+    );
+    assert_eq!(page.ask(Method::POST, "/locks/note/a/release", json!({})).await.status, 204);
+    assert!(locks.inspect(&key("a")).await.unwrap().is_none());
+    for malformed in ["null", "", "undefined", "alice", &"f".repeat(31)] {
+        page.opened_for = malformed.to_owned();
+        assert_eq!(page.ask(Method::POST, "/note/a", json!({})).await.status, 200, "{malformed}");
     }
+}
+
+#[actix_web::test]
+async fn where_people_are_not_identified_nobody_is_another_person() {
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).configure(routes);
+    let app = test::init_service(app).await;
+    let browser = Browser::new(&app);
+    let page = Page { browser: &browser, opened_for: ONE.to_owned() };
+    let answer = page.ask(Method::POST, "/note/a", json!({})).await;
+    assert_eq!((answer.status.as_u16(), answer.header("doclock-person")), (200, None));
 }
