@@ -814,6 +814,77 @@ async fn a_page_is_told_that_another_person_has_logged_in_and_locks_nothing_for_
     .await;
 }
 
+#[actix_web::test]
+async fn a_page_gives_back_a_lock_that_its_session_still_has_for_another_person() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const other = '11111111-1111-4111-8111-111111111111', told = []; \
+             const as = async (person, real) => { \
+                 const answer = await real(), headers = new Headers(answer.headers); \
+                 headers.set('Doclock-Person', person); \
+                 return new Response(await answer.text(), { status: answer.status, headers }); \
+             }; \
+             const lock = DocLock.open(url(0)); \
+             await until(() => lock.token); \
+             answer = (it, real) => it.url.endsWith('/heartbeat') ? as(other, real) : real(); \
+             await lock.check(); \
+             told.push(lock.lost?.kind); \
+             while ((await DocLock.look(url(0))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             /* The answer of a former opening comes late: its person is not the one of the new opening. */ \
+             let go, isFirst = true; \
+             const late = new Promise(done => { go = done; }); \
+             answer = async (it, real) => { \
+                 if (it.url !== url(1) || !isFirst) return real(); \
+                 isFirst = false; \
+                 await late; \
+                 return as(other, real); \
+             }; \
+             const former = DocLock.open(url(1)); \
+             await until(() => !isFirst); \
+             former.close(); \
+             const next = DocLock.open(url(1)); \
+             go(); \
+             await until(() => next.token); \
+             await next.check(); \
+             return [...told, next.state, next.lost]",
+        )
+        .await;
+        assert_eq!(told, json!(["person_changed", "mine", null]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_lock_that_was_lost_at_the_logout_is_refused_to_the_next_person_and_the_loss_says_so() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const told = []; \
+             const lock = DocLock.open(url(0), { onlost: ({ kind }) => told.push(kind) }); \
+             await until(() => lock.token); \
+             const post = (path, body) => fetch(path, { method: 'POST', body, headers: { 'Content-Type': 'application/json' } }); \
+             await post('/logout'); \
+             await lock.check(); \
+             await until(() => lock.lost?.kind === 'session_ended'); \
+             await post('/login', JSON.stringify({ name: 'bob' })); \
+             const statuses = []; \
+             answer = async (it, real) => { \
+                 const answer = await real(); \
+                 if (it.url === url(0) && it.body) statuses.push(answer.status); \
+                 return answer; \
+             }; \
+             await lock.acquire(); \
+             return [told.length, statuses, lock.lost.kind, lock.problem.code]",
+        )
+        .await;
+        assert_eq!(told, json!([1, [409], "person_changed", "person_changed"]));
+    })
+    .await;
+}
+
 /// The lock API on another origin gets no header, so the page itself compares the persons.
 #[actix_web::test]
 async fn a_page_gives_back_what_another_origin_has_granted_to_another_person() {

@@ -80,6 +80,11 @@ async fn the_lock_on_an_id_that_no_path_can_name_is_broken_by_its_key() {
             .await
             .problem(status);
     }
+    // A document that the person may not see is a missing one.
+    let hidden = serve_with(&locks, |wrap| wrap.access_policy(async |_, _, _| false)).await;
+    let blind = Browser::logged_in(&hidden, "root").await;
+    let name = json!({ "key": "note/a" });
+    assert_eq!(blind.post_json("/locks/break", name).await.problem(404)["code"], "not_found");
     let anybody = Browser::new(&app);
     anybody.post_json("/locks/break", json!({ "key": "note/a" })).await.problem(401);
 }
