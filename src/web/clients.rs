@@ -12,13 +12,15 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform},
 };
 use sha2::{Digest, Sha256};
-use uuid::Builder;
 
 use crate::{
     actor::Actor,
     lock::Aid,
     manager::LockManager,
-    web::wrap::{Identified, Locking, LockingMiddleware},
+    web::{
+        request::uuid_of,
+        wrap::{Identified, Locking, LockingMiddleware},
+    },
 };
 
 /// A wrap for clients without cookies. Made by [`LockManager::clients`].
@@ -48,10 +50,7 @@ impl Aid {
         hasher.update((person.len() as u64).to_be_bytes());
         hasher.update(person);
         hasher.update(login);
-        let hash = hasher.finalize();
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&hash[..16]);
-        Self::from(Builder::from_custom_bytes(bytes).into_uuid().to_string())
+        Self::from(uuid_of(hasher).to_string())
     }
 }
 

@@ -578,7 +578,12 @@ fn name_of(person: &Actor) -> Uuid {
         Some(id) => ("id", id),
         None => ("label", &*person.label),
     };
-    let hash = Sha256::new().chain_update(format!("doclock person\0{kind}\0{name}")).finalize();
+    uuid_of(Sha256::new().chain_update(format!("doclock person\0{kind}\0{name}")))
+}
+
+/// The first half of the hash.
+pub(super) fn uuid_of(hasher: Sha256) -> Uuid {
+    let hash = hasher.finalize();
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     Builder::from_custom_bytes(bytes).into_uuid()

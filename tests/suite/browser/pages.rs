@@ -504,35 +504,41 @@ impl Lockable for Note {
     const COLLECTION: &'static str = "note";
 }
 
+/// Runs a script in a page of another origin than that of its lock API, `api`.
+async fn script_elsewhere(stage: &Stage, body: &str) -> Value {
+    let origin = empty_origin();
+    let api = api_for(&origin).await;
+    let page = stage.visitor().await;
+    page.go(&origin).await;
+    let script = format!(
+        "const done = arguments[0], api = '{api}', \
+             until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}, \
+             post = path => fetch(api + path, {{ method: 'POST', credentials: 'include' }}); \
+         (async () => {{ const {{ DocLock }} = await import(api + '/locks/client.js'); {body} }})() \
+             .then(done, error => done('failed: ' + error))"
+    );
+    page.run_async(&script).await
+}
+
 #[actix_web::test]
 async fn the_lock_api_may_have_another_origin_than_the_page() {
     embedded(&[], async |stage| {
-        let origin = empty_origin();
-        let api = api_for(&origin).await;
-        let page = stage.visitor().await;
-        page.go(&origin).await;
-        let script = format!(
-            "const api = '{api}', {{ DocLock }} = await import(api + '/locks/client.js'); \
-                 await fetch(api + '/login', {{ method: 'POST', credentials: 'include' }}); \
-                 const heard = []; \
-                 DocLock.events(api + '/locks/', it => heard.push(it.type + ' ' + it.key + ' ' + it.isLive)); \
-                 await until(() => heard.some(it => it.includes('true'))); \
-                 const lock = DocLock.open(api + '/locks/note/a'); \
-                 await until(() => lock.token); \
-                 await until(() => heard.some(it => it.startsWith('acquired note/a'))); \
-                 const saved = await lock.fetch(api + '/note/a', {{ method: 'PUT', credentials: 'include' }}); \
-                 await lock.check(); \
-                 const states = [saved.status, lock.state, lock.key]; \
-                 await lock.close(); \
-                 return [...states, (await DocLock.look(api + '/locks/note/a')).state]"
-        );
-        let told: Value = page
-            .run_async(&format!(
-                "const done = arguments[0], \
-                 until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}; \
-                 (async () => {{ {script} }})().then(done, error => done('failed: ' + error))"
-            ))
-            .await;
+        let told = script_elsewhere(
+            stage,
+            "await post('/login'); \
+             const heard = []; \
+             DocLock.events(api + '/locks/', it => heard.push(it.type + ' ' + it.key + ' ' + it.isLive)); \
+             await until(() => heard.some(it => it.includes('true'))); \
+             const lock = DocLock.open(api + '/locks/note/a'); \
+             await until(() => lock.token); \
+             await until(() => heard.some(it => it.startsWith('acquired note/a'))); \
+             const saved = await lock.fetch(api + '/note/a', { method: 'PUT', credentials: 'include' }); \
+             await lock.check(); \
+             const states = [saved.status, lock.state, lock.key]; \
+             await lock.close(); \
+             return [...states, (await DocLock.look(api + '/locks/note/a')).state]",
+        )
+        .await;
         assert_eq!(told, json!([200, "mine", "note/a", "free"]));
     })
     .await;
@@ -889,14 +895,9 @@ async fn a_lock_that_was_lost_at_the_logout_is_refused_to_the_next_person_and_th
 #[actix_web::test]
 async fn a_page_gives_back_what_another_origin_has_granted_to_another_person() {
     embedded(&[], async |stage| {
-        let origin = empty_origin();
-        let api = api_for(&origin).await;
-        let page = stage.visitor().await;
-        page.go(&origin).await;
-        let script = format!(
-            "const api = '{api}', {{ DocLock }} = await import(api + '/locks/client.js'); \
-             const post = path => fetch(api + path, {{ method: 'POST', credentials: 'include' }}); \
-             await post('/login'); \
+        let told = script_elsewhere(
+            stage,
+            "await post('/login'); \
              const lock = DocLock.open(api + '/locks/note/a'); \
              await until(() => lock.token); \
              await lock.release(); \
@@ -906,16 +907,10 @@ async fn a_page_gives_back_what_another_origin_has_granted_to_another_person() {
              while ((await DocLock.look(api + '/locks/note/a')).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
              const own = DocLock.open(api + '/locks/note/a'); \
              await until(() => own.token); \
-             const saved = await own.fetch(api + '/note/a', {{ method: 'PUT', credentials: 'include' }}); \
-             return [...told, saved.status]"
-        );
-        let told: Value = page
-            .run_async(&format!(
-                "const done = arguments[0], \
-                 until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}; \
-                 (async () => {{ {script} }})().then(done, error => done('failed: ' + error))"
-            ))
-            .await;
+             const saved = await own.fetch(api + '/note/a', { method: 'PUT', credentials: 'include' }); \
+             return [...told, saved.status]",
+        )
+        .await;
         assert_eq!(told, json!([null, "person_changed", 200]));
     })
     .await;
