@@ -72,7 +72,7 @@ const SLOW: Duration = Duration::from_millis(250);
 /// How long a request that the browser has sent before a logout may take to arrive.
 const UNDER_WAY: Duration = Duration::from_secs(5);
 
-/// How long an answer with a cookie waits at most to learn whether its session has ended.
+/// How long an answer waits at most to learn whether its session has ended, or whether its person may keep the locks.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
@@ -292,7 +292,7 @@ impl RequestLocks {
     }
 
     /// # Errors
-    /// If the page of this request was opened for another person: what the page shows is not this person's work.
+    /// If the page of this request was opened for another person: the page shows the work of that person.
     fn check_person(&self) -> Result<()> {
         let Some(opened_for) = self.opened_for else { return Ok(()) };
         match self.person() {
@@ -472,6 +472,12 @@ impl RequestLocks {
             }
             _ => unknown,
         }
+    }
+
+    /// As [`ask_again`](Self::ask_again), for a request that may have nothing to do with locks: a policy or a store that
+    /// hangs does not hold its answer up.
+    pub(super) async fn ask_again_in_passing(&self) {
+        let _ = timeout_at((clock::now() + LONGEST_LOOK).into(), self.ask_again()).await;
     }
 
     /// Notes that the answer of this request is a file, which a cache may keep.

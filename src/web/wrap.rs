@@ -360,7 +360,7 @@ where
         let answer = async move {
             let answered = call.await;
             if is_client {
-                locks.ask_again().await;
+                locks.ask_again_in_passing().await;
             }
             match answered {
                 Ok(mut response) => match locks.session_saved(response.response_mut()).await {
@@ -544,7 +544,7 @@ where
         Box::pin(async move {
             let response = call.await?;
             if let Some(locks) = locks {
-                locks.ask_again().await;
+                locks.ask_again_in_passing().await;
                 locks.before_session_is_saved(response.response());
             }
             Ok(response)

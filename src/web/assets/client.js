@@ -539,7 +539,7 @@ class PageLock {
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
   #person = null;        // for whom the document was opened, as the server names them
-  #opened = 0;           // openings after which the person is learned anew
+  #opened = 0;           // counts the openings: each of them learns its person anew
   #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock

@@ -266,6 +266,33 @@ async fn each_request_of_a_session_counts_for_the_question_whether_it_may_keep_i
     assert!(locks.list().await.unwrap().is_empty());
 }
 
+#[actix_web::test]
+async fn a_policy_that_hangs_holds_up_no_request_without_a_lock() {
+    tokio::time::pause();
+    let (locks, _) = embedded_with(|it| it.deadline(Duration::from_secs(30))).await;
+    let hangs = Rc::new(RefCell::new(false));
+    let does = Rc::clone(&hangs);
+    let app = serve_with(&locks, move |session| {
+        session.access_policy(async move |_: Option<Actor>, _: LockKey, _| {
+            if *does.borrow() {
+                std::future::pending::<()>().await;
+            }
+            true
+        })
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    *hangs.borrow_mut() = true;
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        let began = tokio::time::Instant::now();
+        assert_eq!(alice.get("/plain").await.status, 200);
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+    assert_eq!(locks.list().await.unwrap().len(), 1);
+}
+
 /// As after a restart, or at another server.
 #[actix_web::test]
 async fn a_session_that_is_new_to_a_server_is_asked_for_at_once() {
