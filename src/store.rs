@@ -37,6 +37,7 @@ mod memory;
 pub(crate) mod mongo;
 mod outbox;
 mod pattern;
+mod record;
 mod rules;
 mod status;
 mod watch;

@@ -18,7 +18,6 @@ mod documents;
 mod ends;
 mod freeze;
 mod locks;
-mod record;
 mod save;
 mod servers;
 mod sessions;
@@ -98,8 +97,8 @@ impl MemoryStore {
             if other != key {
                 for grant in &mut record.grants {
                     grant.ts += by;
-                    grant.granted += by;
                     grant.until = grant.until.map(|until| until + by);
+                    grant.leaving = grant.leaving.map(|until| until.map(|until| until + by));
                 }
                 for place in &mut record.queue {
                     place.until += by;

@@ -38,6 +38,7 @@ use self::{
     collection::primary,
     error::{Doing, Result, failure},
     send::Groups,
+    step::Clock,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -68,15 +69,15 @@ mod held_lock;
 mod index;
 mod indexes;
 mod needs;
-mod queue;
 mod read;
 mod record;
 mod release;
 mod renew;
 mod send;
 mod servers;
-mod settle;
 mod status;
+mod step;
+mod stored;
 mod survey;
 mod transaction;
 mod watch;
@@ -134,6 +135,7 @@ struct Inner {
     /// The limits for the writes of all collections together.
     writes: Shared,
     saves: Semaphore,
+    clock: Clock,
     /// The kind of deployment, asked only once.
     topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Arc<Prepared>>>,
@@ -238,6 +240,7 @@ impl MongoStore {
                 database: database.clone(),
                 writes: Shared::new(),
                 saves: Semaphore::new(SAVES),
+                clock: Clock::default(),
                 topology: OnceCell::new(),
                 collections: RwLock::default(),
                 other_needs: Mutex::default(),

@@ -109,12 +109,12 @@ async fn server() -> Mongod {
 async fn a_server_killed_in_the_middle_of_a_verb_blocks_nobody_for_long_and_tears_nothing() {
     let server = server().await;
     let cases: [(&[&str], &str, usize); 6] = [
-        (&["begin", "acquire"], "findAndModify", 0),
+        (&["begin", "acquire"], "insert", 0),
         (&["acquire", "renew"], "update", 0),
         (&["acquire", "save"], "update", 0),
         (&["acquire", "save"], "update", 1),
         (&["acquire", "save"], "commitTransaction", 0),
-        (&["acquire", "release"], "findAndModify", 0),
+        (&["acquire", "release"], "insert", 0),
     ];
     let all = cases.iter().flat_map(|&(steps, command, skip)| {
         let server = &server;
@@ -128,7 +128,7 @@ async fn a_server_killed_in_the_middle_of_a_verb_blocks_nobody_for_long_and_tear
 async fn a_server_killed_while_it_sweeps_leaves_the_rest_to_the_others() {
     let server = server().await;
     // Records the end of the session, deletes its locks, marks the end as complete.
-    let commands = ["update", "delete", "findAndModify"];
+    let commands = ["update", "delete", "insert", "findAndModify"];
     let cases = commands.iter().flat_map(|command| {
         [Lost::Request, Lost::Reply].map(|lost| killed_while_sweeping(&server, command, lost))
     });

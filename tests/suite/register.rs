@@ -500,7 +500,8 @@ async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_s
         let name = command.keys().next().unwrap().as_str();
         *seen.entry(name).or_default() += 1;
         let in_transaction = command.contains_key("autocommit") && name != "commitTransaction";
-        let writes = ["findAndModify", "update", "delete", "createIndexes", "commitTransaction"];
+        let writes =
+            ["insert", "findAndModify", "update", "delete", "createIndexes", "commitTransaction"];
         let concern = command.get_document("writeConcern").ok();
         if writes.contains(&name) && !in_transaction {
             let concern = concern.unwrap_or_else(|| panic!("no write concern: {command}"));
@@ -522,7 +523,7 @@ async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_s
         }
     }
     for (name, at_least) in
-        [("findAndModify", 2), ("update", 4), ("delete", 3), ("find", 5), ("commitTransaction", 1)]
+        [("insert", 2), ("update", 4), ("delete", 3), ("find", 5), ("commitTransaction", 1)]
     {
         assert!(seen.get(name).is_some_and(|&n| n >= at_least), "{name}: {seen:?}");
     }

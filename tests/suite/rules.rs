@@ -41,7 +41,7 @@ use crate::rig::app::{
     App, TTL, count, eventually, key, lock_records, put, record, store_error_kind, title,
 };
 use crate::rig::faulty::Faulty;
-use crate::rig::mongod;
+use crate::rig::mongod::{self, Mongod, Unusual};
 use crate::rig::proxy::Proxy;
 
 async fn app() -> (App, Database) {
@@ -49,42 +49,61 @@ async fn app() -> (App, Database) {
     (App::on(&database).await, database)
 }
 
-/// Rule 1. The commands carry no timestamp, so a wrong clock cannot change anything.
+/// Rule 1. The clock of the server is a day ahead, and all dates that this crate sends are of that day.
 #[tokio::test]
 async fn no_command_carries_a_time_of_the_client() {
-    let uri = mongod::shared_replica_set().await;
-    let (database, sent) = rig::recorded_database(uri.uri()).await;
+    let server = with_another_clock().await;
+    let (database, sent) = rig::recorded_database(&server.uri()).await;
     let app = App::on(&database).await;
     let aid = Aid::new();
     put(&database, "a", "old").await;
     let lock = app.granted(&key("a"), &aid).await;
+    app.already_mine(&key("a"), &aid).await;
     app.held(&key("a")).await;
     app.locks.renew(&aid).await.unwrap();
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
     app.locks.inspect(&key("a")).await.unwrap();
-    app.locks.release(&lock).await.unwrap();
+    rig::age(&database, &key("a"), TTL).await;
+    app.granted(&key("a"), &Aid::new()).await;
     app.locks.end_session(&aid).await.unwrap();
 
     let sent = sent.lock().unwrap();
     assert!(sent.len() >= 10, "{sent:?}");
+    assert!(sent.iter().any(carries_a_time));
     for command in sent.iter() {
-        assert!(!carries_a_time(command), "{command}");
+        assert!(!carries_our_time(command), "{command}");
     }
+}
+
+/// A server whose clock is a day ahead of this process.
+pub(crate) async fn with_another_clock() -> Mongod {
+    Mongod::start_replica_set_that_is(Unusual { clock_ahead: Some(DAY), ..Unusual::default() })
+        .await
+}
+
+const DAY: i64 = 24 * 60 * 60;
+
+/// True if the command carries a date of this process, which is not a day ahead.
+pub(crate) fn carries_our_time(command: &Document) -> bool {
+    let soon = DateTime::now().timestamp_millis() + DAY * 1_000 / 2;
+    has(
+        &Bson::Document(command.clone()),
+        &|value| matches!(value, Bson::DateTime(date) if date.timestamp_millis() < soon),
+    )
 }
 
 /// Except for times that the driver received from the server and sends back unchanged.
 pub(crate) fn carries_a_time(command: &Document) -> bool {
     let mut ours = command.clone();
     ours.remove("$clusterTime");
-    has_date(&Bson::Document(ours))
+    has(&Bson::Document(ours), &|value| matches!(value, Bson::DateTime(_) | Bson::Timestamp(_)))
 }
 
-fn has_date(value: &Bson) -> bool {
+fn has(value: &Bson, is_it: &dyn Fn(&Bson) -> bool) -> bool {
     match value {
-        Bson::DateTime(_) | Bson::Timestamp(_) => true,
-        Bson::Document(document) => document.values().any(has_date),
-        Bson::Array(values) => values.iter().any(has_date),
-        _ => false,
+        Bson::Document(document) => document.values().any(|value| has(value, is_it)),
+        Bson::Array(values) => values.iter().any(|value| has(value, is_it)),
+        value => is_it(value),
     }
 }
 
@@ -274,13 +293,13 @@ async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
     let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(1)).await;
     // Far more than the time allows.
     for _ in 0..100 {
-        proxy.drop_reply_to("findAndModify");
+        proxy.drop_reply_to("insert");
     }
     let began = Instant::now();
     let outcome = app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    assert!(proxy.passed("findAndModify") > 0, "carried out");
+    assert!(proxy.passed("insert") > 0, "carried out");
     eventually("nothing is left", async || {
         proxy.passed("delete") > 0 && count(&database).await == 0
     })
@@ -331,7 +350,7 @@ async fn a_holders_belief_is_counted_from_before_the_request() {
         };
         (lock.expires_at, executed)
     };
-    counted_from_before("a fresh grant", async |n| claimed(n, &alice, "findAndModify").await).await;
+    counted_from_before("a fresh grant", async |n| claimed(n, &alice, "insert").await).await;
     counted_from_before("a reentry", async |_| claimed(0, &alice, "findAndModify").await).await;
     counted_from_before("a refusal", async |_| claimed(0, &bob, "find").await).await;
     counted_from_before("a look", async |_| {

@@ -7,7 +7,8 @@ use crate::{
     lock::Mode,
     store::{
         Acquisition, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
-        memory::{MemoryStore, record::Grant, save, save::stored, state::State},
+        memory::{MemoryStore, save, save::stored, state::State},
+        record::Grant,
     },
 };
 

@@ -9,11 +9,8 @@ use crate::{
         Ability, Acquisition, Active, Change, Claim, Confirmed, Deadline, HandedOver, Locks,
         Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
         Topology, TryAcquire, Waiters, Watch,
-        memory::{
-            MemoryStore,
-            record::{Grant, Record},
-            save::stored,
-        },
+        memory::{MemoryStore, save::stored},
+        record::{Grant, Moment, Record},
     },
 };
 
@@ -34,18 +31,14 @@ impl Locks for MemoryStore {
         _until: Deadline,
     ) -> StoreResult<TryAcquire> {
         let mut state = self.state.lock();
-        let moment = state.moment();
-        let fenced = state.is_fenced(key.collection());
-        let may_upgrade = |record: &Record| record.may_upgrade(claim, moment.now);
-        if claim.upgrades.is_some() && !state.locks.get(key).is_some_and(may_upgrade) {
-            return Ok(TryAcquire::Lost(key.clone()));
-        }
-        let record = state.locks.entry(key.clone()).or_default();
-        let expired = record.of_idle_sessions(&claim.aid, moment.now);
-        let answer = record.try_acquire(key, claim, fenced, moment);
+        let (answer, former) = state.step(key, |record, rules, moment| {
+            let expired = record.of_idle_sessions(&claim.aid, moment.now);
+            let answer = record.try_acquire(key, claim, rules, moment);
+            let stays = |it: &Grant| record.grants.iter().any(|grant| grant.is_same(it));
+            let former: Vec<_> = expired.into_iter().filter(|it| !stays(it)).collect();
+            (answer, former)
+        });
         if let TryAcquire::Granted(_) = answer {
-            let stay: Vec<_> = record.grants.iter().map(|grant| grant.token).collect();
-            let former = expired.into_iter().filter(|grant| !stay.contains(&grant.token));
             state.leave_to_sweep(key, former);
             state.changes.tell(Change::Granted(key.clone()));
         }
@@ -61,51 +54,27 @@ impl Locks for MemoryStore {
     ) -> StoreResult<Renewed> {
         let mut state = self.state.lock();
         let now = state.now();
-        let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
-        let mut documents = 0;
-        for (_, grants) in state.live_in(collection, Some(&aids), now) {
-            let mut is_renewed = false;
-            for grant in grants {
-                let tab = grant.tab.filter(|_| grant.mode == Mode::Exclusive);
-                let names = |it: &Active| it.aid == grant.aid && it.names(tab, Some(grant.token));
-                if active.iter().any(names) {
-                    grant.renew(now, grant.ttl.max(ttl));
-                    is_renewed = true;
-                }
-            }
-            documents += u64::from(is_renewed);
-        }
+        let of_collection =
+            state.locks.iter_mut().filter(|(key, _)| key.collection() == collection);
+        let renewed = of_collection.filter_map(|(_, it)| it.renew(active, ttl, now).then_some(()));
+        let documents = renewed.count() as u64;
         Ok(Renewed { documents, late: Vec::new() })
     }
 
     async fn remove_lock(&self, removal: Removal<'_>, _until: Deadline) -> StoreResult<Released> {
+        let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
         let mut state = self.state.lock();
-        let now = state.now();
-        Ok(match removal {
-            Removal::Release(Acquisition { key, aid, token, .. }) => {
-                state.remove_if(key, |grant| grant.is_acquisition(aid, *token))
-            }
-            Removal::Retract(attempts) => {
-                let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
-                let is_attempt = |grant: &Grant| {
-                    attempts.iter().any(|it| grant.is_acquisition(&it.aid, it.token))
-                };
-                state.remove_if(key, |grant| is_attempt(grant) && !grant.again)
-            }
-            Removal::Break { seen, taken } => {
-                // An expired lock is left to the sweep.
-                let is_seen = |grant: &Grant| {
-                    grant.is_live(now) && grant.aid == seen.aid && Some(grant.token) == seen.token
-                };
-                let is_there = |record: &Record| record.grants.iter().any(is_seen);
-                if let Some(token) = seen.token
-                    && state.locks.get(&seen.key).is_some_and(is_there)
-                {
-                    state.changes.tell(Change::Broken(seen.key.clone(), token, taken.clone()));
-                }
-                state.remove_if(&seen.key, is_seen)
-            }
-        })
+        let gone = state.step(key, |record, _, moment| record.remove(removal, moment.now));
+        if !gone {
+            return Ok(Released::AlreadyGone);
+        }
+        if let Removal::Break { seen, taken } = removal
+            && let Some(token) = seen.token
+        {
+            state.changes.tell(Change::Broken(key.clone(), token, taken.clone()));
+        }
+        state.changes.tell(Change::Freed(key.clone()));
+        Ok(Released::Released)
     }
 
     async fn locks(
@@ -145,39 +114,21 @@ impl Locks for MemoryStore {
         claim: &Claim,
         _until: Deadline,
     ) -> StoreResult<HandedOver> {
-        let Acquisition { key, aid, token, .. } = from;
+        let key = &from.key;
         let mut state = self.state.lock();
-        let moment = state.moment();
-        let now = moment.now;
-        let fenced = state.is_fenced(key.collection());
-        let Some(record) = state.locks.get_mut(key) else { return Ok(HandedOver::AlreadyGone) };
-        // A lock that is taken over must be live. (A holder may hand its own lock over even when it has
-        // expired.)
-        let is_from = |it: &mut Grant| {
-            let may_be = claim.taken.is_none() || it.is_live(now);
-            it.mode == Mode::Exclusive && it.is_acquisition(aid, *token) && may_be
-        };
-        let from = record.grants.extract_if(.., is_from).next();
-        if from.is_some() && record.comes_after_others(claim, now) {
-            state.weakened(key);
-            return Ok(HandedOver::Released);
+        let done = state.step(key, |it, rules, moment| it.hand_over(from, claim, rules, moment));
+        if let (HandedOver::To(_), Some(taken)) = (&done, &claim.taken) {
+            state.changes.tell(Change::Broken(key.clone(), from.token, taken.clone()));
         }
-        let is_handed = |it: &Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
-        let is_handed = record.grants.iter().any(is_handed);
-        if from.is_none() && !is_handed {
-            return Ok(HandedOver::AlreadyGone);
+        match (&done, claim.mode) {
+            (HandedOver::AlreadyGone, _) => {}
+            (HandedOver::To(_), Mode::Exclusive) => {
+                state.changes.tell(Change::Granted(key.clone()))
+            }
+            // Other readers may join, or other waiters.
+            _ => state.changes.tell(Change::Freed(key.clone())),
         }
-        let before = from.filter(|from| from.aid == claim.aid);
-        let lock = record.grant(key, claim, fenced, before, moment);
-        if let Some(taken) = &claim.taken {
-            state.changes.tell(Change::Broken(key.clone(), *token, taken.clone()));
-        }
-        state.changes.tell(match claim.mode {
-            Mode::Exclusive => Change::Granted(key.clone()),
-            // Other readers may join.
-            Mode::Shared => Change::Freed(key.clone()),
-        });
-        Ok(HandedOver::To(lock))
+        Ok(done)
     }
 
     async fn confirm(
@@ -196,7 +147,7 @@ impl Locks for MemoryStore {
             lock: mine.to_lock(key, moment),
             page: mine.page,
             is_known: mine.again,
-            is_leaving: mine.is_leaving(),
+            is_leaving: mine.leaving.is_some(),
             document: document.map(stored),
         }))
     }
@@ -219,19 +170,14 @@ impl Locks for MemoryStore {
         grace: Duration,
         _until: Deadline,
     ) -> StoreResult<Released> {
-        let Acquisition { key, aid, token, .. } = held;
         let mut state = self.state.lock();
-        let now = state.now();
-        let grants = state.locks.get_mut(key).map_or(&mut [][..], |record| &mut record.grants);
-        let is_it = |grant: &&mut Grant| {
-            grant.is_acquisition(aid, *token)
-                && grant.mode == Mode::Exclusive
-                && (page.is_none() || grant.page == page)
-                && grant.is_live(now)
+        let expire = |it: &mut Record, _: &Rules, moment: Moment| {
+            it.expire_in(held, page, grace, moment.now)
         };
-        let Some(grant) = grants.iter_mut().find(is_it) else { return Ok(Released::AlreadyGone) };
-        grant.expire_by(now + grace);
-        state.changes.tell(Change::Freed(key.clone()));
+        if !state.step(&held.key, expire) {
+            return Ok(Released::AlreadyGone);
+        }
+        state.changes.tell(Change::Freed(held.key.clone()));
         Ok(Released::Released)
     }
 
@@ -242,20 +188,17 @@ impl Locks for MemoryStore {
         _until: Deadline,
     ) -> StoreResult<Option<Ticket>> {
         let mut state = self.state.lock();
-        let now = state.now();
-        if !state.is_fair(key.collection()) {
+        if !state.rules_of(key.collection()).fair {
             return Ok(None);
         }
-        let is_there = state.locks.contains_key(key);
-        if waiters.place.is_none() && !is_there {
-            return Ok(None);
-        }
-        let record = state.locks.entry(key.clone()).or_default();
-        let before = record.place_of(waiters.server);
-        let drawn = record.set_place(waiters, now);
+        let (drawn, moved) = state.step(key, |record, _, moment| {
+            let before = record.place_of(waiters.server);
+            let drawn = record.set_place(waiters, moment);
+            (drawn, before.is_some() && record.place_of(waiters.server) != before)
+        });
         // Another server may be the first now.
-        if before.is_some() && record.place_of(waiters.server) != before {
-            state.weakened(key);
+        if moved {
+            state.changes.tell(Change::Freed(key.clone()));
         }
         Ok(drawn)
     }

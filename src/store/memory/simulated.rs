@@ -8,7 +8,10 @@ use serde_json::Value;
 use crate::{
     key::LockKey,
     lock::{Aid, LockToken, Mode},
-    store::memory::{MemoryStore, changes::Changes, ends::Ends, record::Record, state::State},
+    store::{
+        memory::{MemoryStore, changes::Changes, ends::Ends, state::State},
+        record::Record,
+    },
 };
 
 /// One grant in a [`MemoryStore`], expired or not.
@@ -96,13 +99,15 @@ impl MemoryStore {
     pub fn on_record(&self) -> Vec<OnRecord> {
         let state = self.state.lock();
         let grants = state.locks.iter().flat_map(|(key, record)| {
-            record.grants.iter().map(|grant| OnRecord {
-                key: key.clone(),
-                aid: grant.aid.clone(),
-                token: grant.token,
-                mode: grant.mode,
-                until: grant.ts + grant.ttl,
-                at_max_hold: grant.has_reached_max_hold(),
+            record.grants.iter().filter_map(|grant| {
+                Some(OnRecord {
+                    key: key.clone(),
+                    aid: grant.aid.clone(),
+                    token: grant.token?,
+                    mode: grant.mode,
+                    until: grant.expires(),
+                    at_max_hold: grant.has_reached_max_hold(),
+                })
             })
         });
         grants.collect()

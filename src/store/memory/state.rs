@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::Value;
@@ -15,13 +15,9 @@ use crate::{
     lock::{Aid, Holder, Lock},
     server::ServerNote,
     store::{
-        Change, Released, Rules,
-        memory::{
-            changes::Changes,
-            ends::Ends,
-            record::{Grant, Moment, Record},
-            takeovers::Takeovers,
-        },
+        Change, DEFAULT_TTL, Rules,
+        memory::{changes::Changes, ends::Ends, takeovers::Takeovers},
+        record::{Grant, Moment, Record},
     },
     takeover::Takeover,
 };
@@ -75,15 +71,28 @@ impl State {
 
     pub(super) fn moment(&self) -> Moment {
         let read = clock::now();
-        Moment { now: read.duration_since(self.started) + self.turned_on, read }
+        let now = read.duration_since(self.started) + self.turned_on;
+        Moment { now, read, date: SystemTime::now() }
     }
 
-    pub(super) fn is_fenced(&self, collection: &str) -> bool {
-        self.rules.get(collection).is_some_and(|rules| rules.fenced)
+    pub(super) fn rules_of(&self, collection: &str) -> Rules {
+        let rules = self.rules.get(collection);
+        rules.copied().unwrap_or_else(|| Rules::new(DEFAULT_TTL))
     }
 
-    pub(super) fn is_fair(&self, collection: &str) -> bool {
-        self.rules.get(collection).is_some_and(|rules| rules.fair)
+    /// Applies one rule to the record of the document. A record with nothing in it is not kept.
+    pub(super) fn step<T>(
+        &mut self,
+        key: &LockKey,
+        decide: impl FnOnce(&mut Record, &Rules, Moment) -> T,
+    ) -> T {
+        let (moment, rules) = (self.moment(), self.rules_of(key.collection()));
+        let record = self.locks.entry(key.clone()).or_default();
+        let answer = decide(record, &rules, moment);
+        if record.is_empty(&rules) {
+            self.locks.remove(key);
+        }
+        answer
     }
 
     pub(super) fn note_server(&mut self, id: Uuid, note: Option<&ServerNote>) -> Vec<ServerNote> {
@@ -95,10 +104,10 @@ impl State {
     }
 
     /// Keeps expired grants that another session has just replaced.
-    pub(super) fn leave_to_sweep(&mut self, key: &LockKey, expired: impl Iterator<Item = Grant>) {
+    pub(super) fn leave_to_sweep(&mut self, key: &LockKey, expired: Vec<Grant>) {
         // Bounded, because without a sweep nobody ever removes these grants.
         let room = MAX_FORMER.saturating_sub(self.former.len());
-        self.former.extend(expired.take(room).map(|grant| (key.clone(), grant)));
+        self.former.extend(expired.into_iter().take(room).map(|grant| (key.clone(), grant)));
     }
 
     /// The live locks of the collection, document by document.
@@ -193,31 +202,13 @@ impl State {
     pub(super) fn holder_of(&self, collections: &[&str], aid: &Aid) -> Option<Holder> {
         let ours = self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));
         let grants = ours.flat_map(|(_, record)| &record.grants);
-        grants.filter(|grant| grant.aid == *aid).map(|grant| grant.holder.clone()).next()
+        grants.filter(|grant| grant.aid == *aid).find_map(|grant| grant.holder.clone())
     }
 
-    /// Removes the grants on the document for which `goes` holds.
-    pub(super) fn remove_if(&mut self, key: &LockKey, goes: impl Fn(&Grant) -> bool) -> Released {
-        let Some(record) = self.locks.get_mut(key) else { return Released::AlreadyGone };
-        let before = record.grants.len();
-        record.grants.retain(|grant| !goes(grant));
-        if record.grants.len() == before {
-            return Released::AlreadyGone;
+    /// Removes the grants on the document for which `goes` holds, and tells watchers.
+    pub(super) fn remove_if(&mut self, key: &LockKey, goes: impl Fn(&Grant) -> bool) {
+        if self.step(key, |record, _, moment| record.remove_if(moment.now, goes)) {
+            self.changes.tell(Change::Freed(key.clone()));
         }
-        self.weakened(key);
-        Released::Released
-    }
-
-    /// Something on this document now excludes less than before. An empty record is removed.
-    pub(super) fn weakened(&mut self, key: &LockKey) {
-        let fenced = self.is_fenced(key.collection());
-        let now = self.now();
-        if let Some(record) = self.locks.get_mut(key) {
-            record.queue.retain(|place| place.until > now);
-            if record.grants.is_empty() && record.queue.is_empty() && !fenced {
-                self.locks.remove(key);
-            }
-        }
-        self.changes.tell(Change::Freed(key.clone()));
     }
 }

@@ -9,8 +9,9 @@ use crate::{
     key::LockKey,
     lock::Aid,
     store::{
-        Swept,
-        memory::{ends::Names, record::Grant, state::State},
+        Change, Swept,
+        memory::{ends::Names, state::State},
+        record::Grant,
     },
 };
 
@@ -52,14 +53,14 @@ impl State {
         let (mut sessions, mut expired) = (0, Vec::new());
         for (aid, grants) in expired_of.into_iter().take(limit) {
             for (key, grant) in &grants {
-                expired.push((key.clone(), grant.token));
-                self.remove_if(key, |it| it.is_acquisition(&aid, grant.token));
+                expired.extend(grant.token.map(|token| (key.clone(), token)));
+                self.remove_if(key, |it| it.is_same(grant));
             }
             self.former.retain(|(_, former)| former.aid != aid);
             let idle: Vec<_> =
                 grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
             let Some(ttl) = idle.iter().map(|(_, grant)| grant.ttl).max() else { continue };
-            let holder = idle.first().map(|(_, grant)| grant.holder.clone());
+            let holder = idle.first().and_then(|(_, grant)| grant.holder.clone());
             let names = Names { locks: idle.into_iter().map(|(key, _)| key).collect(), holder };
             if awake.contains(&aid) {
                 self.ends.note(&aid, names, ttl, now);
@@ -87,7 +88,8 @@ impl State {
             .map(|(key, _)| key.clone())
             .collect();
         for key in gone {
-            self.weakened(&key);
+            self.step(&key, |record, _, moment| record.forget_places(moment.now));
+            self.changes.tell(Change::Freed(key));
         }
     }
 }

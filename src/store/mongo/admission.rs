@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::bson::{Bson, Document, RawDocumentBuf};
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -30,8 +30,9 @@ use crate::{
         Call, Prepared, codec,
         error::{Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable},
         group::{Gate, Slot, UNANSWERED},
-        record::{Exactly, by_id, exactly},
-        send::{LIMIT, Write, acknowledged, run, write},
+        record::{Exactly, by_id},
+        send::{LIMIT, Write, write},
+        step::{Steps, steps},
     },
 };
 
@@ -82,6 +83,7 @@ struct Records {
 #[derive(Debug)]
 struct Record {
     permits: Arc<Semaphore>,
+    steps: Arc<Steps>,
     /// How many writes wait for a permit or are in progress.
     writes: usize,
     is_stuck: bool,
@@ -126,6 +128,13 @@ impl Admission {
         self.records.lock().of.get(id).is_some_and(|it| it.has_lost_server)
     }
 
+    /// The steps on this record, as long as one of them is under way.
+    pub(super) fn steps<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Steps>)> {
+        let (pending, _) = self.join(id)?;
+        let steps = Arc::clone(&self.records.lock().entry(id).steps);
+        Ok((pending, steps))
+    }
+
     fn join<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Semaphore>)> {
         let mut records = self.records.lock();
         let record = records.entry(id);
@@ -145,6 +154,7 @@ impl Records {
         }
         self.of.entry(id.clone()).or_insert_with(|| Record {
             permits: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
+            steps: steps(),
             writes: 0,
             is_stuck: false,
             has_lost_server: false,
@@ -204,38 +214,6 @@ impl Call<'_> {
         Err(failure(StoreErrorKind::Other, what))
     }
 
-    /// Sends one `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
-    ///
-    /// Without `fields` the whole record is returned, which costs the server less than any projection.
-    pub(super) async fn modify(
-        &self,
-        admitted: Admitted<'_>,
-        filter: Document,
-        by: Vec<Document>,
-        upsert: bool,
-        fields: Option<Document>,
-    ) -> Result<Option<Document>> {
-        let mut command = doc! {
-            "findAndModify": self.primary.name(),
-            "query": filter,
-            "update": by,
-            "new": true,
-            "upsert": upsert,
-        };
-        if let Some(fields) = fields {
-            command.insert("fields", fields);
-        }
-        let command = exactly(command, "query");
-        let limit = admitted.limit;
-        let mut reply = admitted.send(run(&self.primary, command, limit)).await?;
-        let record = match reply.remove("value") {
-            Some(Bson::Document(record)) => Some(record),
-            _ => None,
-        };
-        acknowledged(&reply, record.is_some())?;
-        Ok(record)
-    }
-
     /// One write on the record `id`, if `filter` matches it.
     pub(super) async fn write_one(&self, id: &LockId, filter: Document, by: &Write) -> Result<u64> {
         let admitted = self.admit(id).await?;
@@ -269,7 +247,7 @@ async fn permit(of: Arc<Semaphore>, latest: Instant) -> Result<OwnedSemaphorePer
 }
 
 /// A write on a record, waiting or in progress.
-struct Pending<'a> {
+pub(super) struct Pending<'a> {
     admission: &'a Admission,
     id: &'a LockId,
 }

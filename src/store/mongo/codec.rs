@@ -203,11 +203,6 @@ pub(super) fn is(field: &str, bson_type: &str) -> Document {
     doc! { "$eq": [{ "$type": field }, bson_type] }
 }
 
-/// A text of a user in a pipeline.
-pub(super) fn literal(text: &str) -> Document {
-    doc! { "$literal": text }
-}
-
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
@@ -234,6 +229,24 @@ pub(super) fn exact(document: &StoredDocument) -> Option<Document> {
 /// True if the driver's value holds all of this record.
 pub(super) fn is_exact(record: &RawDocumentBuf) -> bool {
     exactly(record).is_some()
+}
+
+/// True if the driver's value holds all of these fields of a record.
+pub(super) fn are_exact(record: &RawDocumentBuf, names: &[&str]) -> bool {
+    let mut seen = Vec::new();
+    record.iter().all(|field| {
+        let Ok((name, value)) = field else { return false };
+        let name: &str = name.as_ref();
+        let within = |bytes: &[u8]| RawDocumentBuf::from_bytes(bytes.to_vec());
+        let is_exact = || match (value.as_document(), value.as_array()) {
+            (Some(it), _) => within(it.as_bytes()).is_ok_and(|it| is_exact(&it)),
+            (_, Some(it)) => within(it.as_bytes()).is_ok_and(|it| is_exact(&it)),
+            _ => Bson::try_from(value).is_ok(),
+        };
+        let is_first = !seen.contains(&name);
+        seen.push(name);
+        !names.contains(&name) || is_first && is_exact()
+    })
 }
 
 fn exactly(raw: &RawDocumentBuf) -> Option<Document> {

@@ -66,8 +66,8 @@ use crate::{
             codec::{self, documents, is, millis},
             ends::{former::traces, overdue::Expired},
             error::{Result, is_duplicate_id},
-            record::{Leased, aid_in},
-            release::Grants,
+            record::aid_in,
+            release::{Grants, Leased},
             send::{self, LIMIT, Write, refusals, rows, run},
         },
     },
@@ -246,7 +246,7 @@ impl Ends<'_> {
         }
         // The traces stay until their locks are named.
         let aids = slice::from_ref(aid);
-        let all = Grants::Of(aids);
+        let all = Grants::Of(vec![aid.clone()]);
         let remove = self.remove(&all, held.may_read);
         let (taken_over, ()) = try_join(self.taken_over(aids), remove).await?;
         if !taken_over.is_empty() {
@@ -298,7 +298,7 @@ impl Ends<'_> {
     }
 
     /// Removes these grants. If `shared` is false, there are no readers among them.
-    async fn remove(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
+    async fn remove(&self, grants: &Grants, shared: bool) -> Result<()> {
         let remove = async |collection| self.call(collection)?.remove_many(grants, shared).await;
         try_join_all(self.collections.iter().copied().map(remove)).await.map(drop)
     }

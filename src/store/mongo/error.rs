@@ -61,6 +61,11 @@ pub(super) struct LeftOut {
     pub(super) left_out: u64,
 }
 
+/// A record cannot be changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Odd(pub(super) String);
+
 /// A write was carried out on the primary, but no majority acknowledged it in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no majority has acknowledged it: {error}")]
@@ -93,6 +98,10 @@ pub(super) fn not_sent() -> Error {
     failure(StoreErrorKind::Overloaded, what)
 }
 
+pub(super) fn is_odd(error: &Error) -> bool {
+    ours::<Odd>(error).is_some()
+}
+
 pub(super) fn is_not_sent(error: &Error) -> bool {
     kind(error) == StoreErrorKind::Overloaded
 }
@@ -123,6 +132,7 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     if let Some(what) = ours::<Failure>(&error)
         .map(ToString::to_string)
         .or_else(|| ours::<LeftOut>(&error).map(ToString::to_string))
+        .or_else(|| ours::<Odd>(&error).map(ToString::to_string))
     {
         return new(&what);
     }
@@ -277,6 +287,9 @@ fn said(error: &Error) -> &str {
 pub(super) fn kind(error: &Error) -> StoreErrorKind {
     if let Some(failure) = ours::<Failure>(error) {
         return failure.kind;
+    }
+    if is_odd(error) {
+        return StoreErrorKind::Other;
     }
     if TRANSIENT_LABELS.iter().any(|label| error.contains_label(label)) {
         return StoreErrorKind::Unavailable;

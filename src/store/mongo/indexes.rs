@@ -16,10 +16,10 @@ use crate::{
             codec::number,
             danger,
             error::{Doing, Result, code, failure, is_denied},
+            grant::nothing_held,
             index::Index,
             needs::Needs,
             send::rows,
-            settle::nothing_held,
         },
     },
 };

@@ -9,29 +9,29 @@ use futures_util::future::join;
 use mongodb::{
     Collection,
     bson::{Bson, Document, RawDocumentBuf, doc},
+    error::Error,
 };
 
 use crate::{
     key::{LockId, LockKey},
-    lock::{Aid, Lock, Mode},
+    lock::{Aid, Lock},
     store::{
         Confirmed, Format, Query, StoredDocument,
         mongo::{
             Call,
-            codec::{self, literal},
+            codec::{self, is},
             error::{Result, unavailable},
-            grant::{
-                Grant, and_live, expires, is_live_reader, is_of, is_reader, is_shared, of_sessions,
-                readers_that,
-            },
-            record::{Exactly, Fetched, by_id, has_text_ids, simple},
+            grant::{is_live, of_sessions},
+            record::{Exactly, by_id, has_text_ids, simple},
             send::{Both, LIMIT, raw_rows, rows},
+            stored::{Stored, decode, moment},
         },
+        record::{Moment, Record},
     },
 };
 
-/// In the answer to a look: the record.
-const RECORD: &str = "lock";
+/// In an answer: the record.
+pub(super) const RECORD: &str = "lock";
 /// In the answer to a confirmation: the document.
 const DOCUMENT: &str = "document";
 
@@ -54,8 +54,8 @@ impl Call<'_> {
         let mut locks = match query {
             Query::Each { keys, aid } => self.each(&keys[..limit.min(keys.len())], aid).await?,
             Query::On(keys) => {
-                let live = self.live_on(keys);
-                self.both(|from| self.listed(from, live.clone(), limit)).await?.certain()?
+                let of = of_documents(keys);
+                self.both(|from| self.listed(from, of.clone(), limit)).await?.certain()?
             }
             Query::Of([aid]) => {
                 let (sessions, send_by) = (&self.groups.sessions, self.until.send_by());
@@ -65,9 +65,10 @@ impl Call<'_> {
             Query::Of(aids) => self.both(|from| self.of(from, aids)).await?.certain()?,
             Query::All => {
                 // By the index on `_id`: with `notablescan` the server reads no whole collection without one.
-                let all = doc! { "_id": { "$gte": Bson::MinKey } };
-                let live = and_live(all, self.rules.ttl);
-                self.listed(&self.majority, live, limit).await?
+                let mut all = doc! { "_id": { "$gte": Bson::MinKey } };
+                let may_be_live = [is_live(self.rules.ttl), is("$readers", "array")];
+                all.insert("$expr", doc! { "$or": may_be_live.to_vec() });
+                self.listed(&self.majority, all, limit).await?
             }
         };
         // One record may have many readers.
@@ -83,23 +84,21 @@ impl Call<'_> {
     // renewed at this moment, or a new primary does not know yet what is majority-committed, or
     // replication stands still.
     async fn each(&self, keys: &[LockKey], aid: Option<&Aid>) -> Result<Vec<Lock>> {
-        let live = self.live_on(keys);
-        let found = self.fetch(&self.majority, live, lock_fields(aid), keys.len()).await?;
-        let locked: HashSet<_> = found.iter().map(|it| &it.key).collect();
+        let lock = |it: &Fetched| {
+            let grant = it.record.live(aid, it.moment.now)?;
+            Some(grant.to_lock(&it.key, it.moment))
+        };
+        let found = self.fetch(&self.majority, of_documents(keys), keys.len()).await?;
+        let locks: Vec<_> = found.iter().filter_map(lock).collect();
+        let locked: HashSet<_> = locks.iter().map(|lock| &lock.key).collect();
         let free: Vec<_> = keys.iter().filter(|key| !locked.contains(key)).collect();
         if !free.is_empty() {
-            let live = self.live_on(free);
-            if !self.fetch(&self.primary, live, doc! { "_id": 1 }, 1).await?.is_empty() {
+            let newest = self.fetch(&self.primary, of_documents(free), keys.len()).await?;
+            if newest.iter().any(|it| lock(it).is_some()) {
                 return Err(unknown_yet());
             }
         }
-        Ok(found.into_iter().filter_map(Fetched::lock).collect())
-    }
-
-    /// Matches the live records of these documents.
-    fn live_on<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>) -> Document {
-        let ids: Vec<_> = keys.into_iter().map(|key| Bson::from(key.id())).collect();
-        and_live(doc! { "_id": { "$in": ids } }, self.rules.ttl)
+        Ok(locks)
     }
 
     /// The locks of each of these sessions.
@@ -136,41 +135,45 @@ impl Call<'_> {
     async fn listed(
         &self,
         from: &Collection<Document>,
-        live: Document,
+        filter: Document,
         limit: usize,
     ) -> Result<Vec<Lock>> {
-        let fields = fields_with("readers", readers_that(is_live_reader()));
-        let found = self.fetch(from, live, fields, limit).await?;
-        Ok(found.iter().flat_map(Fetched::locks).collect())
+        let found = self.fetch(from, filter, limit).await?;
+        Ok(found.iter().flat_map(Fetched::live_locks).collect())
     }
 
-    /// The live locks of these sessions. This process leaves out the expired ones: for the server, the
-    /// expressions would cost more than the read.
+    /// The live locks of these sessions.
     async fn of(&self, from: &Collection<Document>, aids: &[Aid]) -> Result<Vec<Lock>> {
-        let found = self.fetch(from, of_sessions(aids), fields_for(aids), usize::MAX).await?;
-        let (aids, live) = (aids.iter().collect::<HashSet<_>>(), |it| Fetched::live_locks(it));
-        Ok(found.iter().flat_map(live).filter(|lock| aids.contains(&lock.aid)).collect())
+        let mut locks = self.listed(from, of_sessions(aids), usize::MAX).await?;
+        let aids: HashSet<_> = aids.iter().collect();
+        locks.retain(|lock| aids.contains(&lock.aid));
+        Ok(locks)
     }
 
+    /// The records as they are, with the server's time. The server computes nothing: any expression would cost it more
+    /// than the whole read.
     pub(super) async fn fetch(
         &self,
         from: &Collection<Document>,
         filter: Document,
-        fields: Document,
         limit: usize,
     ) -> Result<Vec<Fetched>> {
         let limit = i64::try_from(limit).unwrap_or(0);
         let (asked, is_text) = (Instant::now(), has_text_ids(&filter));
-        let mut found = from.find(filter).projection(fields).limit(limit);
+        let mut found = from.find(filter).projection(whole()).limit(limit);
         if is_text {
             found = found.collation(simple());
         }
         let found = rows(found.max_time(self.until.read_limit())).await?;
-        let fetched = found.into_iter().filter_map(|record| {
-            let key = codec::key_in(self.documents.name(), &record)?;
-            Some(self.fetched(&key, record, asked))
-        });
-        Ok(fetched.collect())
+        Ok(found.iter().filter_map(|row| self.fetched(row, asked)).collect())
+    }
+
+    /// `None` if the id of the record is none of ours.
+    pub(super) fn fetched(&self, row: &Document, asked: Instant) -> Option<Fetched> {
+        let (stored, now) = (row.get_document(RECORD).ok()?, *row.get_datetime("now").ok()?);
+        let key = codec::key_in(self.documents.name(), stored)?;
+        let moment = moment(now, asked);
+        Some(Fetched { key, record: decode(stored, &self.rules, moment), moment })
     }
 
     // aggregate returns: the record of the lock, if there is one, and then the document, if it was asked
@@ -183,9 +186,9 @@ impl Call<'_> {
         aid: &Aid,
         load: bool,
     ) -> Result<Option<Confirmed>> {
-        // With `$set` the read takes a tenth less time than with a projection of the whole record.
         let this = || doc! { "$match": by_id(key.id()) };
-        let mut stages = vec![this(), doc! { "$set": { "now": "$$NOW" } }];
+        let with_time = doc! { "$replaceWith": { RECORD: "$$ROOT", "now": "$$NOW" } };
+        let mut stages = vec![this(), with_time];
         if load {
             let wrapped = doc! { "$replaceWith": { DOCUMENT: "$$ROOT" } };
             stages.push(doc! { "$unionWith": {
@@ -197,9 +200,9 @@ impl Call<'_> {
         let found = found.exactly([key.id()]);
         let (mut confirmed, mut document) = (None, None);
         for row in raw_rows(found.max_time(self.until.read_limit())).await? {
-            if row.get("_id").is_ok_and(|id| id.is_some()) {
-                let record = codec::readable_document(&row).ok();
-                confirmed = record.and_then(|record| own(self.fetched(key, record, asked), aid));
+            if row.get(RECORD).is_ok_and(|record| record.is_some()) {
+                let row = codec::readable_document(&row).ok();
+                confirmed = row.and_then(|row| self.fetched(&row, asked)?.own(aid));
             } else if let Ok(loaded) = row.get_document(DOCUMENT) {
                 let bytes = loaded.as_bytes().to_vec();
                 document = Some(StoredDocument::from_bytes(Format::Bson, bytes));
@@ -210,7 +213,7 @@ impl Call<'_> {
 
     /// The record, as the primary has it, with the server's time. Callers that ask for the same record share one
     /// read, so that a crowd that asks again and again leaves the connections to the holder.
-    pub(super) async fn look(&self, id: &LockId) -> Result<Option<Document>> {
+    pub(super) async fn look(&self, id: &LockId) -> Result<Option<Stored>> {
         let (looks, send_by) = (&self.groups.looks, self.until.send_by());
         let found = looks.submit(id.clone(), send_by, async |ids| {
             let mut distinct: Vec<_> = ids.iter().collect();
@@ -224,9 +227,8 @@ impl Call<'_> {
         found.await
     }
 
-    /// These records as they are, with the server's time. The server computes nothing: any expression would cost it
-    /// more than the whole read.
-    pub(super) async fn records(&self, ids: &[&LockId]) -> Result<HashMap<LockId, Document>> {
+    /// These records, as the primary has them.
+    pub(super) async fn records(&self, ids: &[&LockId]) -> Result<HashMap<LockId, Stored>> {
         let filter = match ids {
             [] => return Ok(HashMap::new()),
             [id] => by_id(id),
@@ -234,83 +236,58 @@ impl Call<'_> {
                 doc! { "_id": { "$in": ids.iter().map(|id| Bson::from(*id)).collect::<Vec<_>>() } }
             }
         };
-        let whole = doc! { "_id": 0, RECORD: "$$ROOT", "now": "$$NOW" };
-        let found = self.primary.find(filter).projection(whole).limit(ids.len() as i64);
-        let found = found.exactly(ids.iter().copied());
-        let found = rows(found.max_time(LIMIT)).await?.into_iter().filter_map(|mut found| {
-            let Bson::Document(mut record) = found.remove(RECORD)? else { return None };
-            record.insert("now", found.remove("now")?);
-            Some((LockId::from_bson(record.get("_id")?)?, record))
-        });
-        Ok(found.collect())
+        let found = self.primary.find(filter).projection(whole()).limit(ids.len() as i64);
+        let found = found.exactly(ids.iter().copied()).max_time(LIMIT);
+        let asked = Instant::now();
+        let mut records = HashMap::new();
+        for found in raw_rows(found).await? {
+            let now = found.get_datetime("now").map_err(Error::custom)?;
+            self.store.inner.clock.told(asked, now);
+            let raw = found.get_document(RECORD).map_err(Error::custom)?.to_owned();
+            let stored = Stored::read(raw, moment(now, asked))?;
+            let id = stored.fields.get("_id").and_then(LockId::from_bson);
+            records.extend(id.map(|id| (id, stored)));
+        }
+        Ok(records)
     }
 }
 
-/// The live lock of this session.
-fn own(fetched: Fetched, aid: &Aid) -> Option<Confirmed> {
-    let is_own =
-        |lock: &Lock| lock.aid == *aid && lock.token.is_some() && !lock.expires_in().is_zero();
-    let lock = fetched.locks().find(is_own)?;
-    let of_aid = |reader: &&Document| reader.get_str("aid").is_ok_and(|it| it == aid.as_str());
-    let grant = match lock.mode {
-        Mode::Exclusive => &fetched.record,
-        Mode::Shared => codec::documents(&fetched.record, "readers").find(of_aid)?,
-    };
-    Some(Confirmed {
-        page: grant.get_str("page").ok().and_then(|page| page.parse().ok()),
-        is_known: grant.get_bool("again").unwrap_or(false),
-        is_leaving: grant.get_document("leaving").is_ok(),
-        document: None,
-        lock,
-    })
+/// A record, with the moment of the read.
+pub(super) struct Fetched {
+    pub(super) key: LockKey,
+    pub(super) record: Record,
+    pub(super) moment: Moment,
 }
 
-/// The fields of an exclusive lock, expired or not, and `now` to compute its remaining time.
-pub(super) fn exclusive_fields() -> Document {
-    doc! {
-        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "tab": 1, "since": 1, "holder": 1, "fence": 1,
-        "now": "$$NOW",
+impl Fetched {
+    /// The locks that had not expired when the server read the record. They may expire before the answer arrives.
+    fn live_locks(&self) -> impl Iterator<Item = Lock> {
+        let live = self.record.grants.iter().filter(|it| it.is_live(self.moment.now));
+        live.map(|it| it.to_lock(&self.key, self.moment))
+    }
+
+    /// The live lock of this session.
+    fn own(self, aid: &Aid) -> Option<Confirmed> {
+        let grant = self.record.live(Some(aid), self.moment.now)?;
+        let lock = grant.to_lock(&self.key, self.moment);
+        let is_own = grant.aid == *aid && grant.token.is_some() && !lock.expires_in().is_zero();
+        is_own.then_some(Confirmed {
+            lock,
+            page: grant.page,
+            is_known: grant.again,
+            is_leaving: grant.leaving.is_some(),
+            document: None,
+        })
     }
 }
 
-fn fields_with(name: &str, of_readers: Document) -> Document {
-    let mut fields = exclusive_fields();
-    fields.insert(name, doc! { "$cond": [is_shared(), of_readers, "$$REMOVE"] });
-    fields
+/// A whole record, and the server's time.
+pub(super) fn whole() -> Document {
+    doc! { "_id": 0, RECORD: "$$ROOT", "now": "$$NOW" }
 }
 
-/// The fields of a lock. Of several readers: the one of this session, or else the one that expires last.
-pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
-    let last = latest(readers_that(is_reader()));
-    let Some(aid) = aid else { return reader_field(last) };
-    let mine = doc! { "$eq": ["$$r.aid", literal(aid.as_str())] };
-    let mine = readers_that(doc! { "$and": [mine, is_live_reader()] });
-    let first = doc! { "$arrayElemAt": ["$$mine", 0] };
-    let or_last = doc! { "$cond": [{ "$eq": ["$$mine", []] }, last, first] };
-    reader_field(doc! { "$let": { "vars": { "mine": mine }, "in": or_last } })
-}
-
-/// The fields of a lock, with this reader. Null if there are readers, but none that matches.
-pub(super) fn reader_field(reader: Document) -> Document {
-    fields_with("reader", doc! { "$ifNull": [reader, Bson::Null] })
-}
-
-/// The reader that expires last. It is live if any of them is.
-pub(super) fn latest(readers: Document) -> Document {
-    let ends = doc! { "$map": { "input": "$$readers", "as": "r", "in": expires() } };
-    let last = doc! { "$indexOfArray": ["$$ends", { "$max": "$$ends" }] };
-    let last = doc! { "$arrayElemAt": ["$$readers", last] };
-    let last = doc! { "$let": { "vars": { "ends": ends }, "in": last } };
-    doc! { "$let": { "vars": { "readers": readers }, "in": last } }
-}
-
-/// The fields of an exclusive lock, and of those readers that are of these sessions. For one
-/// session the server computes nothing.
-pub(super) fn fields_for(aids: &[Aid]) -> Document {
-    let [aid] = aids else {
-        return fields_with("readers", readers_that(is_of(Grant::Reader, aids)));
-    };
-    let mut fields = exclusive_fields();
-    fields.insert("readers", doc! { "$elemMatch": { "aid": aid.as_str() } });
-    fields
+/// The records of these documents.
+fn of_documents<'a>(keys: impl IntoIterator<Item = &'a LockKey>) -> Document {
+    let ids: Vec<_> = keys.into_iter().map(|key| Bson::from(key.id())).collect();
+    doc! { "_id": { "$in": ids } }
 }

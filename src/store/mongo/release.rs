@@ -6,31 +6,29 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
 };
-use serde_json::json;
 
 use crate::{
     error::StoreErrorKind,
     key::{LockId, LockKey},
-    lock::{Aid, Lock, LockToken, Mode, PageId},
+    lock::{Aid, Lock, Mode, PageId},
     store::{
         Acquisition, Deadline, Released, Removal, Rules, TakenBy,
         mongo::{
             Call,
-            codec::{literal, millis},
-            error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, kind},
-            grant::{
-                Grant, Target, and_live, exclusive_of, has_expired, has_repetition, is_leaving,
-                is_live, is_live_reader, is_of, of_sessions, some_reader,
-            },
-            read::fields_for,
-            record::{Exactly, Fetched, Leased, by_id, exactly, presentable},
-            send::{LIMIT, Write, acknowledged, number_of, refusals, row, run},
-            settle::take_out,
+            error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
+            grant::{Target, exclusive_of, is_live, of_sessions},
+            read::Fetched,
+            record::exactly,
+            send::{LIMIT, Write, acknowledged, number_of, refusals, rows, run},
+            step::{Decided, Purpose, Rule},
+            stored::lease,
         },
+        record::{Grant, Moment, Record},
     },
 };
 
@@ -42,17 +40,18 @@ const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 const LIMIT_TO_USUAL: u32 = 8;
 
 /// Many grants in a collection.
-pub(super) enum Grants<'a> {
-    Of(&'a [Aid]),
-    ExpiredOf(&'a [Aid]),
+#[derive(Clone)]
+pub(super) enum Grants {
+    Of(Vec<Aid>),
+    ExpiredOf(Vec<Aid>),
     /// These grants, if they have expired.
     Expired {
         ids: Vec<Bson>,
-        tokens: Vec<&'a str>,
+        tokens: Vec<String>,
     },
 }
 
-impl Grants<'_> {
+impl Grants {
     /// Matches records to delete as a whole, in collections where a record contains nothing but the
     /// lock.
     fn exclusive(&self, rules: &Rules) -> Document {
@@ -63,7 +62,7 @@ impl Grants<'_> {
                 doc! { "_id": { "$in": ids }, "token": { "$in": tokens } }
             }
         };
-        filter.insert("$expr", has_expired(Grant::Exclusive, rules.ttl));
+        filter.insert("$expr", doc! { "$not": [is_live(rules.ttl)] });
         filter
     }
 
@@ -74,16 +73,24 @@ impl Grants<'_> {
         }
     }
 
-    fn are(&self, grant: Grant, rules: &Rules) -> Document {
-        let these = match self {
-            Self::Of(aids) => return is_of(grant, aids),
-            Self::ExpiredOf(aids) => is_of(grant, aids),
+    fn are(&self, grant: &Grant, now: Duration) -> bool {
+        match self {
+            Self::Of(aids) => aids.contains(&grant.aid),
+            Self::ExpiredOf(aids) => aids.contains(&grant.aid) && !grant.is_live(now),
             Self::Expired { tokens, .. } => {
-                doc! { "$in": [grant.field("token"), { "$literal": tokens }] }
+                let token = grant.token.map(|token| token.to_string());
+                !grant.is_live(now) && token.is_some_and(|token| tokens.contains(&token))
             }
-        };
-        doc! { "$and": [these, has_expired(grant, rules.ttl)] }
+        }
     }
+}
+
+/// A lock of a session, with the name of its lease.
+pub(super) struct Leased {
+    pub(super) lock: Lock,
+    /// `None` for the lock of a foreign program.
+    pub(super) lease: Option<String>,
+    pub(super) is_live: bool,
 }
 
 /// The locks of a session in a collection.
@@ -98,146 +105,76 @@ pub(super) struct OfSession {
 
 impl Call<'_> {
     pub(super) async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released> {
-        match removal {
-            Removal::Release(it) => self.remove(&Target::of(it)).await,
-            Removal::Retract(attempts) => match Target::untold(attempts) {
-                Some(it) => self.remove(&it).await,
-                None => Ok(Released::AlreadyGone),
-            },
-            Removal::Break { seen, taken } => self.break_lock(seen, taken).await,
+        if let Removal::Break { seen, taken } = removal {
+            return self.break_lock(seen, taken).await;
         }
-    }
-
-    async fn remove(&self, it: &Target) -> Result<Released> {
-        let (gone, before) = self.until.until_majority(|| self.try_remove(it)).await?;
+        let (gone, before) = self.until.until_majority(|| self.remove(removal)).await?;
         Ok(released(gone || before))
     }
 
-    async fn try_remove(&self, it: &Target) -> Result<bool> {
+    async fn remove(&self, removal: Removal<'_>) -> Result<bool> {
         let rules = &self.rules;
-        self.seen.freed(&it.id);
-        if !rules.fenced {
-            // delete returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
-            // given back before, never granted, or this is the repetition of a delete whose reply was
-            // lost.
-            if it.mode == Mode::Exclusive && !rules.fair {
-                // An exclusive lock is alone in its record, unless the record has a queue.
-                let gone = self.delete(it).await?;
+        let target = match removal {
+            Removal::Release(it) => Some(Target::of(it)),
+            Removal::Retract(attempts) => Target::untold(attempts),
+            Removal::Break { .. } => None,
+        };
+        // delete returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
+        // given back before, never granted, or this is the repetition of a delete whose reply was
+        // lost.
+        if let Some(it) = target.filter(|it| !rules.fenced && it.mode == Mode::Exclusive) {
+            // An exclusive lock is alone in its record, unless the record has a queue.
+            let gone =
+                if rules.fair { self.delete_alone(&it).await? } else { self.delete(&it).await? };
+            if gone || !rules.fair {
                 self.seen.gone(&it.id);
                 return Ok(gone);
             }
-            if self.delete_alone(it).await? {
-                return Ok(true);
-            }
         }
-        self.change(&it.id, it.filter(), take_out(|grant| it.is(grant), rules)).await
+        let Some(id) = removal.key().map(LockKey::id) else { return Ok(false) };
+        let removal = Box::new(Owned::of(removal));
+        let remove = move |record: &mut Record, moment: Moment| {
+            Decided::promise(record.remove(removal.removal(), moment.now))
+        };
+        self.step(id, Purpose::Other, remove).await
     }
 
     // First makes an exclusive lock expire, together with the name of who broke it. This is for
-    // watchers, because a removal carries no information. update returns 0 → the lock was gone; or it
-    // had expired, and its session is left to the reaper; or this repeats a break whose reply was lost,
-    // which has left its mark. The removal itself works as a release does, and finds nothing if a waiter
-    // was quicker. If it fails, or the process dies before it, the sweep removes the lock.
+    // watchers, because a removal carries no information. The removal itself works as a release does, and finds nothing
+    // if a waiter was quicker. If it fails, or the process dies before it, the sweep removes the lock.
     async fn break_lock(&self, seen: &Lock, by: &TakenBy) -> Result<Released> {
-        let Some(held) = Acquisition::of(seen) else { return self.break_foreign(seen).await };
-        let it = Target::of(&held);
-        if it.mode == Mode::Shared && self.delete_odd(&it.id, it.filter()).await? {
-            return Ok(Released::Released);
-        }
-        if it.mode == Mode::Shared {
-            let mut live = it.filter();
-            let reads = doc! { "$and": [it.is(Grant::Reader), is_live_reader()] };
-            live.insert("$expr", some_reader(reads));
-            let out = take_out(|grant| it.is(grant), &self.rules);
-            let change = || self.change(&it.id, live.clone(), out.clone());
-            let (gone, before) = self.until.until_majority(change).await?;
+        let removal = Removal::Break { seen, taken: by };
+        let Some(held) = Acquisition::of(seen).filter(|it| it.mode == Mode::Exclusive) else {
+            let (gone, before) = self.until.until_majority(|| self.remove(removal)).await?;
             return Ok(released(gone || before));
-        }
-        let text = taken_text(held.token, by);
-        let taken = expire_by(doc! { "until": "$$NOW", "taken": literal(&text) });
-        let expire = || self.shorten(&it.id, it.filter(), taken.clone());
-        if let (Released::AlreadyGone, false) = self.until.until_majority(expire).await? {
-            let mut marked = it.filter();
-            marked.insert("taken", text);
-            let found = self.primary.find_one(marked).projection(doc! { "_id": 1 });
-            let found = found.exactly([&it.id]);
-            if found.max_time(self.until.read_limit()).await?.is_none() {
-                return Ok(Released::AlreadyGone);
-            }
+        };
+        let mark = || {
+            let (lock, by) = (seen.clone(), by.clone());
+            let mark = move |record: &mut Record, moment: Moment| {
+                Decided::promise(record.mark_broken(&lock, &by, moment.now))
+            };
+            self.step(seen.key.id(), Purpose::Other, mark)
+        };
+        if !self.until.until_majority(mark).await?.0 {
+            return Ok(Released::AlreadyGone);
         }
         // The lock is broken, whether or not its record is removed now, so the caller does not wait long.
         let soon = self.with(Deadline::at(Instant::now() + TO_TIDY_UP));
-        let _ = soon.remove(&it).await;
+        let _ = soon.remove(Removal::Release(&held)).await;
         Ok(Released::Released)
     }
 
-    /// Deletes the whole record if a name stands twice in it: such a record [cannot be
-    /// changed](super::grant::replace_with).
-    async fn delete_odd(&self, id: &LockId, mut filter: Document) -> Result<bool> {
-        filter.insert("$expr", has_repetition());
-        Ok(self.write_one(id, filter, &Write::Delete).await? > 0)
-    }
-
-    // delete returns: 1 → removed; 0 → it was renewed or removed meanwhile.
-    pub(super) async fn remove_odd(&self, id: &LockId) -> Result<()> {
-        let mut odd = by_id(id);
-        let expired = doc! { "$not": [is_live(self.rules.ttl)] };
-        odd.insert("$expr", doc! { "$and": [expired, has_repetition()] });
-        self.write_one(id, odd, &Write::Delete).await?;
-        self.seen.gone(id);
-        Ok(())
-    }
-
-    // A foreign lock has no token. It is recognised by the date at which it was taken. That date must
-    // be read again, because a lock as shown cannot carry every date that a record can.
-    async fn break_foreign(&self, seen: &Lock) -> Result<Released> {
-        let (id, rules) = (seen.key.id(), &self.rules);
-        let mut filter = by_id(id);
-        let records = self.primary.clone_with_type();
-        let found = records.find_one(filter.clone()).max_time(self.until.read_limit());
-        let ts = row(found.exactly([id]))
-            .await?
-            .and_then(|record| record.get_datetime("ts").ok().copied());
-        if presentable(ts) != seen.since {
-            return Ok(Released::AlreadyGone);
-        }
-        filter.insert("ts", ts);
-        let gone = if self.delete_odd(id, filter.clone()).await? {
-            true
-        } else if rules.fenced || rules.fair {
-            self.change(id, filter, take_out(|_| doc! { "$literal": true }, rules)).await?
-        } else {
-            self.write_one(id, filter, &Write::Delete).await? > 0
-        };
-        Ok(released(gone))
-    }
-
-    // update returns: 1 → the lock now expires within the grace period; 0 → it was gone already.
     pub(super) async fn expire_in(
         &self,
         held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released> {
-        let mut filter = Target::exclusive(held).filter();
-        if let Some(page) = page {
-            filter.insert("page", doc! { "$eq": page.to_string() });
-        }
-        let by = doc! { "$add": ["$$NOW", millis(grace)] };
-        // The actual end of `max_hold` is kept in `leaving`, for a page that comes back.
-        let known = doc! { "$cond": [Grant::Exclusive.has_max_hold(), "$until", by.clone()] };
-        let before = doc! { "$cond": [is_leaving(), "$leaving", { "until": "$until" }] };
-        let until = doc! { "until": { "$min": [known, by] }, "leaving": before };
-        self.shorten(held.key.id(), filter, expire_by(until)).await
-    }
-
-    /// Changes the expiry of an exclusive lock that is still live.
-    async fn shorten(&self, id: &LockId, lock: Document, by: Vec<Document>) -> Result<Released> {
-        // If a foreign program wrote other types into these fields, the pipeline would fail.
-        let mut filter = and_live(lock, self.rules.ttl);
-        filter.insert("ts", doc! { "$type": "date" });
-        filter.insert("ttl", doc! { "$type": "number" });
-        Ok(released(self.write_one(id, filter, &Write::Update(by)).await? > 0))
+        let it = held.clone();
+        let expire = move |record: &mut Record, moment: Moment| {
+            Decided::promise(record.expire_in(&it, page, grace, moment.now))
+        };
+        Ok(released(self.step(held.key.id(), Purpose::Other, expire).await?))
     }
 
     /// Deletes the record of an exclusive lock that is alone in it. Of several locks that are
@@ -270,7 +207,7 @@ impl Call<'_> {
     async fn release_together(&self, jobs: &[Target]) -> Result<Vec<Result<bool>>> {
         let ids: Vec<_> = jobs.iter().map(|job| &job.id).collect();
         let records = self.records(&ids).await?;
-        let is_there = |job: &Target| records.get(&job.id).is_some_and(|it| job.is_in(it));
+        let is_there = |job: &Target| records.get(&job.id).is_some_and(|it| job.is_in(&it.fields));
         let there: Vec<_> = jobs.iter().map(is_there).collect();
         let limit = release_limit(self.groups.releases.usual());
         let reply = match self.delete_all(jobs, limit).await {
@@ -321,7 +258,7 @@ impl Call<'_> {
         let mut attempts = 3;
         loop {
             attempts -= 1;
-            match self.remove_many(&Grants::Of(slice::from_ref(aid)), may_read).await {
+            match self.remove_many(&Grants::Of(vec![aid.clone()]), may_read).await {
                 Ok(()) => break,
                 Err(e) if attempts == 0 || kind(&e) != StoreErrorKind::Unavailable => {
                     return Err(e);
@@ -335,16 +272,27 @@ impl Call<'_> {
 
     /// All locks of the session, so that they can be removed.
     pub(super) async fn of_session(&self, aid: &Aid, limit: usize) -> Result<OfSession> {
-        let aids = slice::from_ref(aid);
-        let mut fields = fields_for(aids);
-        fields.insert("until", 1);
-        let found = self.fetch(&self.primary, of_sessions(aids), fields, limit).await?;
-        let reads = |it: &Fetched| it.record.get_array("readers").is_ok();
+        let of = of_sessions(slice::from_ref(aid));
+        let found = self.fetch(&self.primary, of.clone(), limit).await?;
+        let own = |it: &Fetched| {
+            let (key, moment) = (it.key.clone(), it.moment);
+            let grants = it.record.grants.iter().filter(|grant| grant.aid == *aid);
+            let counted = grants.filter(|it| {
+                it.is_live(moment.now) || it.token.is_some() && !it.has_reached_max_hold()
+            });
+            let held = counted.map(|it| Leased {
+                lock: it.to_lock(&key, moment),
+                lease: lease(it),
+                is_live: it.is_live(moment.now),
+            });
+            held.collect::<Vec<_>>()
+        };
+        let reads = |it: &Fetched| it.record.grants.iter().any(|it| it.mode == Mode::Shared);
         let is_full = found.len() >= limit;
         // Beyond the limit it is not known whether the session reads.
         let may_read = is_full || found.iter().any(reads);
-        let more = if is_full { self.beyond(limit, of_sessions(aids)).await? } else { 0 };
-        Ok(OfSession { locks: found.iter().flat_map(Fetched::leases).collect(), more, may_read })
+        let more = if is_full { self.beyond(limit, of).await? } else { 0 };
+        Ok(OfSession { locks: found.iter().flat_map(own).collect(), more, may_read })
     }
 
     /// How many records more than the limit the filter matches.
@@ -355,7 +303,7 @@ impl Call<'_> {
 
     /// Removes several grants. If `shared` is false, there are no readers among them. May be called again
     /// after an error.
-    pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
+    pub(super) async fn remove_many(&self, grants: &Grants, shared: bool) -> Result<()> {
         let rules = &self.rules;
         if !rules.fenced && !rules.fair {
             self.write_all(grants.exclusive(rules), &Write::Delete).await?;
@@ -363,9 +311,52 @@ impl Call<'_> {
                 return Ok(());
             }
         }
-        let out = take_out(|grant| grants.are(grant, rules), rules);
-        self.write_all(grants.records(), &Write::Update(out)).await?;
-        self.tidy_up().await
+        let (records, grants) = (grants.records(), grants.clone());
+        let remove = move |record: &mut Record, moment: Moment| {
+            let gone = record.remove_if(moment.now, |grant| grants.are(grant, moment.now));
+            Decided::promise(gone)
+        };
+        self.step_each(records, remove).await.map(drop)
+    }
+
+    /// One step on each of the records that the filter matches, and their answers. A record that cannot be changed does
+    /// not keep the others from it.
+    pub(super) async fn step_each<T: Send + 'static>(
+        &self,
+        filter: Document,
+        rule: impl Rule<T> + Clone,
+    ) -> Result<Vec<T>> {
+        let found = self.primary.find(filter).projection(doc! { "_id": 1 });
+        let found = rows(found.max_time(self.until.read_limit())).await?;
+        let ids: Vec<_> = found.iter().filter_map(|it| LockId::from_bson(it.get("_id")?)).collect();
+        // The gate lets a few of them write at the same time.
+        let steps = ids.iter().map(|id| self.step(id, Purpose::Other, rule.clone()));
+        join_all(steps).await.into_iter().filter(|done| !done.as_ref().is_err_and(is_odd)).collect()
+    }
+}
+
+/// A removal that outlives its caller.
+enum Owned {
+    Release(Acquisition),
+    Retract(Vec<Acquisition>),
+    Break(Lock, TakenBy),
+}
+
+impl Owned {
+    fn of(removal: Removal<'_>) -> Self {
+        match removal {
+            Removal::Release(it) => Self::Release(it.clone()),
+            Removal::Retract(attempts) => Self::Retract(attempts.to_vec()),
+            Removal::Break { seen, taken } => Self::Break(seen.clone(), taken.clone()),
+        }
+    }
+
+    fn removal(&self) -> Removal<'_> {
+        match self {
+            Self::Release(it) => Removal::Release(it),
+            Self::Retract(attempts) => Removal::Retract(attempts),
+            Self::Break(seen, taken) => Removal::Break { seen, taken },
+        }
     }
 }
 
@@ -375,22 +366,6 @@ fn released(gone: bool) -> Released {
 
 fn release_limit(usual: Duration) -> Duration {
     (usual * LIMIT_TO_USUAL).clamp(SHORTEST_LIMIT, LIMIT)
-}
-
-/// Only shortens the lease. Sets `due`, because `ts` alone no longer tells the expiry.
-fn expire_by(changed: Document) -> Vec<Document> {
-    let left = doc! { "$subtract": ["$until", "$ts"] };
-    vec![
-        doc! { "$set": changed },
-        doc! { "$set": { "ttl": { "$min": ["$ttl", left] } } },
-        doc! { "$set": { "due": { "$add": ["$ts", "$ttl"] } } },
-    ]
-}
-
-/// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
-/// document, a change stream would report only its changed fields.
-pub(super) fn taken_text(token: LockToken, by: &TakenBy) -> String {
-    json!({ "token": token, "by": by.by, "reason": by.reason }).to_string()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
+use futures_util::future::join;
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
@@ -13,12 +14,12 @@ use crate::{
             codec::{documents, millis},
             error::{LeftOut, Result, exceeded_time_limit, ours},
             grant::{
-                Grant, exclusive_of, held_by, is_live_reader, is_of, is_shared, of_sessions,
-                readers, renewed_exclusive, replace_with,
+                and_live, exclusive_of, of_sessions, renewed_exclusive, set_unless_odd, shared_of,
             },
             send::{Write, rows, write},
-            settle::settle,
+            step::Decided,
         },
+        record::{Moment, Record},
     },
 };
 
@@ -26,8 +27,21 @@ impl Call<'_> {
     // update returns: n matched → n live locks renewed; any other lock that the session believes in is
     // lost. Out of time → nobody knows which locks are renewed, so all sessions of the command are late.
     pub(super) async fn renew(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
+        let (exclusive, shared) =
+            join(self.renew_exclusive(active, ttl), self.renew_shared(active, ttl)).await;
+        let mut renewed = exclusive?;
+        match shared {
+            Err(e) if exceeded_time_limit(&e) => renewed.late = aids_of(active),
+            documents => renewed.documents += documents?,
+        }
+        Ok(renewed)
+    }
+
+    async fn renew_exclusive(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
+        let longer = doc! { "$max": ["$ttl", millis(ttl)] };
+        let by = Write::Update(set_unless_odd(renewed_exclusive(longer, &self.rules)));
         if let [session] = active {
-            let written = self.write_all(self.renewable(active), &self.renewal(active, ttl)).await;
+            let written = self.write_all(self.renewable(active), &by).await;
             return match written.as_ref().map_err(ours) {
                 Err(Some(&LeftOut { written, .. })) => {
                     Ok(Renewed { documents: written, late: vec![session.aid.clone()] })
@@ -42,13 +56,23 @@ impl Call<'_> {
         if active.is_empty() {
             return Ok(Renewed { documents: 0, late });
         }
-        let (renewable, by) = (self.renewable(&active), self.renewal(&active, ttl));
-        match write(&self.primary, renewable, &by, self.until.write_limit()).await {
+        match write(&self.primary, self.renewable(&active), &by, self.until.write_limit()).await {
             Err(e) if exceeded_time_limit(&e) => {
                 Ok(Renewed { documents: 0, late: [late, aids_of(&active)].concat() })
             }
             documents => Ok(Renewed { documents: documents?, late }),
         }
+    }
+
+    /// Renews the shared locks of these sessions, with one step for each record.
+    async fn renew_shared(&self, active: &[Active], ttl: Duration) -> Result<u64> {
+        let shared = shared_of(&aids_of(active));
+        let active = active.to_vec();
+        let renew = move |record: &mut Record, moment: Moment| {
+            Decided::promise(record.renew(&active, ttl, moment.now))
+        };
+        let renewed = self.step_each(shared, renew).await?;
+        Ok(renewed.into_iter().filter(|renewed| *renewed).count() as u64)
     }
 
     /// The sessions with a lock on a record that is known to be stuck.
@@ -66,7 +90,7 @@ impl Call<'_> {
         Ok(grants.filter_map(|grant| Some(grant.get_str("aid").ok()?.to_owned())).collect())
     }
 
-    /// The records with a lock that is to be renewed.
+    /// The records with an exclusive lock that is to be renewed.
     ///
     /// The filter stays short, because it does not say which session has named which tab. The result is the same: the
     /// names of tabs and tokens are random, and known only to their own session.
@@ -81,30 +105,12 @@ impl Call<'_> {
             }
         }
         let mut exclusive = exclusive_of(&aids);
-        let is_named = doc! { "$or": [
+        exclusive.extend(doc! { "readers": { "$exists": false }, "$or": [
             { "tab": { "$in": tabs } },
             { "token": { "$in": tokens } },
             { "aid": { "$in": whole.collect::<Vec<_>>() } },
-        ] };
-        exclusive.extend(is_named);
-        held_by(&aids, exclusive, self.rules.ttl)
-    }
-
-    /// Renews the leases of these sessions, for at least `ttl`.
-    fn renewal(&self, active: &[Active], ttl: Duration) -> Write {
-        let mine = doc! { "$and": [is_of(Grant::Reader, &aids_of(active)), is_live_reader()] };
-        let longer = doc! { "$max": ["$$r.ttl", millis(ttl)] };
-        let renewed = doc! { "$mergeObjects": [
-            "$$r", { "ts": Grant::Reader.not_before(), "ttl": Grant::Reader.capped(longer) },
-        ] };
-        let each = doc! { "$cond": [mine, renewed, "$$r"] };
-        let shared = doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
-        let longer = doc! { "$max": ["$ttl", millis(ttl)] };
-        let renewed =
-            doc! { "$cond": [is_shared(), shared, renewed_exclusive(longer, &self.rules)] };
-        let mut stages = vec![replace_with(doc! { "$mergeObjects": ["$$ROOT", renewed] })];
-        stages.extend(settle(&self.rules));
-        Write::Update(stages)
+        ] });
+        and_live(exclusive, self.rules.ttl)
     }
 }
 

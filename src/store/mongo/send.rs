@@ -6,7 +6,7 @@
 //! work from the work of an earlier attempt, and the manager repeats it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,7 +20,7 @@ use mongodb::{
 
 use crate::{
     key::LockId,
-    lock::{Aid, Lock, LockToken},
+    lock::{Aid, Lock},
     store::{
         Deadline,
         mongo::{
@@ -31,6 +31,8 @@ use crate::{
             grant::Target,
             group::{AT_ONCE, Group},
             record::exactly,
+            step::Insert,
+            stored::Stored,
         },
     },
 };
@@ -119,6 +121,8 @@ impl Deadline {
 /// A write on all records that match a filter.
 pub(super) enum Write {
     Update(Vec<Document>),
+    /// Changes one record by operators, or replaces it by this document.
+    One(Document),
     /// Creates one record if none matches. Otherwise updates one.
     Upsert(Vec<Document>),
     Delete,
@@ -135,6 +139,10 @@ pub(super) async fn write(
     let command = match by {
         Write::Update(by) => {
             let update = doc! { "q": filter, "u": by.clone(), "multi": true };
+            doc! { "update": name, "updates": [exactly(update, "q")] }
+        }
+        Write::One(by) => {
+            let update = doc! { "q": filter, "u": by.clone() };
             doc! { "update": name, "updates": [exactly(update, "q")] }
         }
         Write::Upsert(by) => {
@@ -186,11 +194,6 @@ pub(super) fn refusals(reply: &Document) -> BTreeMap<usize, Error> {
         Some((index_of(error)?, Error::custom(Refused { code, message })))
     };
     documents(reply, "writeErrors").filter_map(refused).collect()
-}
-
-/// The numbers of the statements that have inserted a record.
-pub(super) fn upserted(reply: &Document) -> BTreeSet<usize> {
-    documents(reply, "upserted").filter_map(index_of).collect()
 }
 
 fn index_of(statement: &Document) -> Option<usize> {
@@ -259,26 +262,18 @@ pub(super) struct Both {
     pub(super) uncommitted: Vec<Lock>,
 }
 
-/// The claim of a document that is expected to be free.
-#[derive(Debug)]
-pub(super) struct Take {
-    pub(super) id: LockId,
-    pub(super) token: LockToken,
-    pub(super) update: Vec<Document>,
-}
-
 /// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from
 /// being given back.
 #[derive(Debug)]
 pub(super) struct Groups {
     /// Claims of free documents.
-    pub(super) takes: Arc<Group<Take, Option<Document>>>,
+    pub(super) inserts: Arc<Group<Insert, bool>>,
     /// Releases of exclusive locks.
     pub(super) releases: Arc<Group<Target, bool>>,
     /// Locks that nobody wants any more.
     pub(super) retractions: Arc<Group<Target, bool>>,
     /// Looks at locks that are known to be held.
-    pub(super) looks: Arc<Group<LockId, Option<Document>>>,
+    pub(super) looks: Arc<Group<LockId, Option<Stored>>>,
     /// Reads of the locks of sessions.
     pub(super) sessions: Arc<Group<Aid, Both>>,
 }
@@ -286,7 +281,7 @@ pub(super) struct Groups {
 impl Default for Groups {
     fn default() -> Self {
         Self {
-            takes: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            inserts: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             releases: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             retractions: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             looks: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),

@@ -8,7 +8,7 @@ use mongodb::{
     change_stream::ChangeStream,
     options::ReadConcern,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
@@ -98,9 +98,6 @@ impl Call<'_> {
             let collection = at.documents.name();
             let change = next(&mut stream, collection).await;
             let change = change.doing(|| format!("watching the locks in {collection}"))?;
-            if let Some(Change::Freed(key) | Change::Broken(key, ..)) = &change {
-                at.seen.freed(key.id());
-            }
             Ok(change.map(|change| (change, (stream, at, place))))
         }))))
     }
@@ -184,8 +181,13 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
     }
 }
 
-/// Parses the [mark](super::release::taken_text) of a lock that was taken from its holder.
-fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
+/// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
+/// document, a change stream would report only its changed fields.
+pub(super) fn taken_text(token: LockToken, by: &TakenBy) -> String {
+    json!({ "token": token, "by": by.by, "reason": by.reason }).to_string()
+}
+
+pub(super) fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
     let taken: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| taken.get(name)?.as_str();
     let by = TakenBy { by: text("by")?.to_owned(), reason: text("reason")?.to_owned() };

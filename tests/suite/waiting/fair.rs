@@ -218,7 +218,7 @@ async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover()
     assert_eq!(stored_queue(&cluster).await.len(), 1);
     held.release().await.unwrap();
     in_time("all are served", crowd.join_all()).await;
-    let writes = commands.take().into_iter().filter(|it| it == "findAndModify").count();
+    let writes = commands.take().into_iter().filter(|it| it == "update").count();
     // A draw that some of them missed, the place that is kept each second, and handovers that met one of
     // these, which cost a release and a claim.
     assert!(writes < CROWD + CROWD / 2, "{writes}");
@@ -234,7 +234,7 @@ async fn a_handover_that_is_majority_committed_late_is_reported_as_a_release() {
     let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
     let first = queues(&cluster, &servers[1]).await;
     let second = queues(&cluster, &servers[0]).await;
-    mongod.majority_is_late_for("findAndModify").await;
+    mongod.majority_is_late_for("update").await;
     assert_eq!(servers[0].release(held.lock()).await.unwrap(), Released::Released);
     in_time("the other server's waiter", first).await.unwrap().release().await.unwrap();
     in_time("this server's waiter", second).await.unwrap().release().await.unwrap();

@@ -117,7 +117,7 @@ async fn a_handover_whose_request_or_reply_is_lost_takes_place_once() {
         let next = waiting(locks, &key("a")).await;
         until_told(locks, WorkItem::COLLECTION).await;
         sleep(4 * A_WHILE).await;
-        let name = "findAndModify";
+        let name = "update";
         if reply {
             faulty.proxy.drop_reply_to(name)
         } else {
@@ -143,7 +143,7 @@ async fn a_handover_that_the_server_refuses_becomes_a_release() {
     let next = waiting(&locks, &key("a")).await;
     until_told(&locks, WorkItem::COLLECTION).await;
     sleep(4 * A_WHILE).await;
-    let once = doc! { "failCommands": ["findAndModify"], "errorCode": 13 };
+    let once = doc! { "failCommands": ["update"], "errorCode": 13 };
     let once = doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": once };
     server.admin(once).await;
     drop(held);

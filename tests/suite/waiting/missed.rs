@@ -22,7 +22,7 @@ async fn is_released_while(hold: fn(&Proxy, &str), command: &str) {
 
 /// Waits until the waiter is told of changes, and so no longer polls.
 async fn has_looked_again(faulty: &Faulty) {
-    let asked = || faulty.proxy.passed("findAndModify");
+    let asked = || faulty.proxy.passed("find");
     eventually("nobody asks any more", async || {
         let before = asked();
         sleep(Duration::from_secs(1)).await;
@@ -33,12 +33,12 @@ async fn has_looked_again(faulty: &Faulty) {
 
 #[tokio::test]
 async fn a_release_before_the_first_attempt_arrives() {
-    is_released_while(Proxy::hold_request, "findAndModify").await;
+    is_released_while(Proxy::hold_request, "find").await;
 }
 
 #[tokio::test]
 async fn a_release_between_the_first_refusal_and_the_stream() {
-    is_released_while(Proxy::hold_reply_to, "findAndModify").await;
+    is_released_while(Proxy::hold_reply_to, "find").await;
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn a_release_between_a_late_refusal_and_the_stream_of_other_waiters() {
     let (locks, other) = (&faulty.app.locks, &faulty.other.locks);
     let held = other.acquire(&key("a"), Wait::no()).await.unwrap();
     let _in_the_way = other.acquire(&key("b"), Wait::no()).await.unwrap();
-    faulty.proxy.hold_reply_to("findAndModify");
+    faulty.proxy.hold_reply_to("find");
     let waiting_late = waiting(locks, &key("a")).await;
     faulty.proxy.until_fired(1).await;
     held.release().await.unwrap();
@@ -91,7 +91,7 @@ async fn a_break_before_the_grant_is_known() {
     until_told(locks, WorkItem::COLLECTION).await;
     has_looked_again(&faulty).await;
     let second = waiting(locks, &key("a")).await;
-    faulty.proxy.hold_reply_to("findAndModify");
+    faulty.proxy.hold_reply_to("insert");
     held.release().await.unwrap();
     faulty.proxy.until_fired(1).await;
     let granted = other.inspect(&key("a")).await.unwrap().unwrap();

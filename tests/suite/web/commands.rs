@@ -28,7 +28,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
 
     alice.post("/note/a").await.token();
     // The document and the tombstone are read at the same time, so there are two round trips.
-    assert_eq!(sent().await, ["findAndModify", "find", "find"], "a fresh lock");
+    assert_eq!(sent().await, ["insert", "find", "find"], "a fresh lock");
     alice.post("/note/a").await.token();
     assert_eq!(
         sent().await,
@@ -103,7 +103,8 @@ async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
         commands.take();
         alice.post(path).await.problem(404);
         locks.shutdown().await;
-        let is_write = |it: &String| ["findAndModify", "update", "delete"].contains(&&**it);
+        let is_write =
+            |it: &String| ["insert", "findAndModify", "update", "delete"].contains(&&**it);
         commands.take().into_iter().filter(is_write).count()
     };
     assert_eq!(writes("/note/1").await, 2, "the lock, and its release");

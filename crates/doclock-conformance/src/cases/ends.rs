@@ -194,21 +194,21 @@ cases! {
         for reason in [EndReason::LoggedOut, EndReason::Revoked] {
             for mode in [Exclusive, Shared] {
                 let alice = &Aid::new();
-                let of_alice = Claim { mode, ..claim(alice) };
-                store.granted("live", &of_alice).await;
+                let of_alice = || Claim { mode, ..claim(alice) };
+                store.granted("live", &of_alice()).await;
                 // On record; taken over by a writer who stays; taken over, and free again.
-                store.expired("on record", &of_alice).await;
-                store.expired("held", &of_alice).await;
+                store.expired("on record", &of_alice()).await;
+                store.expired("held", &of_alice()).await;
                 let held = store.granted("held", bob).await;
-                store.expired("free", &of_alice).await;
+                store.expired("free", &of_alice()).await;
                 let freed = store.granted("free", bob).await;
                 store.releases(&freed).await;
                 // Seen by a sweep while the session lived on.
-                store.expired("noted", &of_alice).await;
+                store.expired("noted", &of_alice()).await;
                 store.finds_nobody_idle().await;
-                store.expired("late", &of_alice).await;
+                store.expired("late", &of_alice()).await;
                 // A lock that reached its `max_hold` was not lost.
-                store.expired("capped", &Claim { max_hold: Some(TTL), ..of_alice.clone() }).await;
+                store.expired("capped", &Claim { max_hold: Some(TTL), ..of_alice() }).await;
                 let all = ["free", "held", "late", "live", "noted", "on record"];
                 assert_eq!(store.ends(alice, reason).await, keys(all), "{mode:?}");
                 let ended = store.announces(alice, &all).await;
@@ -326,13 +326,13 @@ cases! {
     async fn locks_that_expire_before_others_of_their_session_are_counted_with_its_end(store, alice) {
         // Longer than the test takes on any machine.
         const HOUR: Duration = Duration::from_secs(3600);
-        let for_an_hour = &Claim { ttl: HOUR, ..claim(alice) };
+        let for_an_hour = || Claim { ttl: HOUR, ..claim(alice) };
         let many = MAX_NAMED_LOCKS + 205;
         let names: Vec<_> = (0..many).map(|n| format!("{n:05}")).collect();
         for name in &names {
-            store.granted(name, for_an_hour).await;
+            store.granted(name, &for_an_hour()).await;
         }
-        store.granted("last", for_an_hour).await;
+        store.granted("last", &for_an_hour()).await;
         for name in &names {
             store.age(name, HOUR).await;
         }

@@ -23,34 +23,28 @@ const LOOK: &str = "look";
 impl Call<'_> {
     // update, with an upsert for each trace → created; or found, and left as it is. This happens before the
     // takeover: if the process dies in between, the reaper finds both the trace and the expired lock.
-    //
-    // Returns the leases that now have a trace.
     pub(in crate::store::mongo) async fn leave_to_reaper(
         &self,
         key: &LockKey,
-        former: &[Document],
-    ) -> Result<Vec<String>> {
-        let (leases, traces): (Vec<_>, _) = former.iter().filter_map(|it| trace(key, it)).unzip();
-        self.store.ends(&[], Uuid::nil(), self.until).update_each(traces).await?;
-        Ok(leases)
+        former: &[(Aid, String)],
+    ) -> Result<()> {
+        let traces = former.iter().map(|(aid, lease)| trace(key, aid, lease)).collect();
+        self.store.ends(&[], Uuid::nil(), self.until).update_each(traces).await
     }
 }
 
-fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
-    let field = |name| grant.get_str(name).ok();
-    let (aid, lease) = (field("aid")?, field("lease")?);
+fn trace(key: &LockKey, aid: &Aid, lease: &str) -> Document {
     let trace = doc! {
         "_id": "$_id",
         "ts": "$$NOW",
         "step": LOOK,
-        "aid": { "$literal": aid },
+        "aid": { "$literal": aid.as_str() },
         "c": { "$literal": key.collection() },
         "id": { "$literal": Bson::from(key.id()) },
         "lease": { "$literal": lease },
     };
     let once = doc! { "$replaceWith": { "$cond": [is("$ts", "missing"), trace, "$$ROOT"] } };
-    let id = format!("former/{lease}");
-    Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
+    doc! { "q": { "_id": { "$eq": format!("former/{lease}") } }, "u": [once], "upsert": true }
 }
 
 /// The unseen traces of locks in these collections; only of these sessions, if any are given. `ended` is the collection

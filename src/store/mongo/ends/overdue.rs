@@ -1,26 +1,27 @@
 //! Finds the work of a sweep: expired locks, unfinished ends, waiting news.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
+    collections::BTreeMap,
+    time::{Duration, Instant},
 };
 
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
     key::{LockId, LockKey},
-    lock::{Aid, LockToken},
-    store::mongo::{
-        codec::{is, millis},
-        ends::{Ends, Held, former::traces},
-        error::Result,
-        grant::{
-            Grant, expires, has_expired, is_live_reader, is_reader, is_shared, readers_that,
-            some_reader,
+    lock::{Aid, LockToken, Mode},
+    store::{
+        mongo::{
+            codec::{is, millis},
+            ends::{Ends, Held, former::traces},
+            error::Result,
+            grant::{is_live, nothing_held},
+            read::{Fetched, whole},
+            record::aid_in,
+            send::rows,
+            stored::lease,
         },
-        record::aid_in,
-        send::rows,
-        settle::live_places,
+        record::Grant,
     },
 };
 
@@ -29,8 +30,8 @@ use crate::{
 pub(super) struct Overdue {
     pub(super) expired: BTreeMap<Aid, Vec<Expired>>,
     pub(super) records: usize,
-    /// Collections with records that are no longer needed.
-    pub(super) left_over: BTreeSet<String>,
+    /// Records that are no longer needed, by their collections.
+    pub(super) left_over: BTreeMap<String, Vec<Bson>>,
     /// Ends that another worker began but did not finish.
     pub(super) unfinished: Vec<Aid>,
     pub(super) announcements: bool,
@@ -96,40 +97,57 @@ impl Ends<'_> {
                 stages.push(doc! { "$unionWith": { "coll": at.primary.name(), "pipeline": part } });
             }
         }
+        let asked = Instant::now();
         let found = self.store.inner.ended.aggregate(stages).max_time(self.until.read_limit());
         let mut overdue = Overdue::default();
         for row in rows(found).await? {
-            overdue.add(&row);
+            match row.get_str("records") {
+                Ok(collection) => {
+                    let fetched = self.call(collection)?.fetched(&row, asked);
+                    fetched.into_iter().for_each(|it| overdue.add_record(it));
+                }
+                Err(_) => overdue.add(&row),
+            }
         }
         Ok(overdue)
     }
 
-    // aggregate in each collection returns: the sessions whose expired locks are still on record.
+    // aggregate in each collection returns: the records with expired locks.
     pub(super) async fn overdue(&self, limit: usize) -> Result<Vec<Aid>> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut aids = BTreeSet::new();
+        let mut overdue = Overdue::default();
         for collection in self.collections {
             let at = self.call(collection)?;
             for query in [overdue_by_ts, overdue_by_due] {
-                let mut stages = query(collection, at.rules.ttl, most);
-                stages.push(doc! { "$match": { "gone.idle": true } });
-                stages.push(doc! { "$group": { "_id": "$gone.aid" } });
+                let (asked, stages) = (Instant::now(), query(collection, at.rules.ttl, most));
                 let found = at.primary.aggregate(stages).max_time(self.until.read_limit());
-                aids.extend(rows(found).await?.iter().map(|row| aid_in(row, "_id")));
+                let found = rows(found).await?;
+                found
+                    .iter()
+                    .filter_map(|row| at.fetched(row, asked))
+                    .for_each(|it| overdue.add_record(it));
             }
         }
-        Ok(aids.into_iter().take(limit).collect())
+        let is_idle = |(_, of): &(Aid, Vec<Expired>)| of.iter().any(|it| it.idle);
+        let idle = overdue.expired.into_iter().filter(is_idle).map(|(aid, _)| aid);
+        Ok(idle.take(limit).collect())
     }
 }
 
 impl Overdue {
+    fn comes_next_in(&mut self, next: Duration) {
+        self.next = Some(self.next.map_or(next, |other| other.min(next)));
+    }
+
+    /// Adds a row that is no record of a lock.
     fn add(&mut self, row: &Document) {
         if let Ok(next) = row.get_i64("next") {
-            let next = Duration::from_millis(next.try_into().unwrap_or(0));
-            self.next = Some(self.next.map_or(next, |other| other.min(next)));
+            self.comes_next_in(Duration::from_millis(next.try_into().unwrap_or(0)));
         }
-        if let Ok(collection) = row.get_str("collection") {
-            self.add_expired(collection.to_owned(), row);
+        if let (Ok(collection), Ok(gone)) = (row.get_str("collection"), row.get_document("gone")) {
+            self.records += 1;
+            let expired = Expired::of(collection.to_owned(), row, gone);
+            self.expired.entry(aid_in(gone, "aid")).or_default().push(expired);
         } else if row.contains_key("unfinished") {
             self.unfinished.push(aid_in(row, "unfinished"));
         } else if row.contains_key("announcement") {
@@ -137,19 +155,39 @@ impl Overdue {
         }
     }
 
-    fn add_expired(&mut self, collection: String, row: &Document) {
+    fn add_record(&mut self, Fetched { key, record, moment }: Fetched) {
         self.records += 1;
-        let Ok(gone) = row.get_document("gone") else {
-            self.left_over.insert(collection);
-            return;
-        };
-        let aid = aid_in(gone, "aid");
-        self.expired.entry(aid).or_default().push(Expired::of(collection, row, gone));
+        let (live, expired): (Vec<_>, Vec<_>) =
+            record.grants.iter().partition(|it| it.is_live(moment.now));
+        if record.grants.is_empty() && record.queue.iter().all(|it| it.until <= moment.now) {
+            let left_over = self.left_over.entry(key.collection().to_owned()).or_default();
+            left_over.push(key.id().into());
+        }
+        if let Some(first) = live.iter().map(|it| it.expires()).min() {
+            self.comes_next_in(first - moment.now);
+        }
+        for grant in expired {
+            let expired = Expired::of_grant(&key, grant);
+            self.expired.entry(grant.aid.clone()).or_default().extend(expired);
+        }
     }
 }
 
 impl Expired {
-    /// `row` is the record or the trace, `gone` the grant.
+    /// `None` for the lock of a foreign program. Its session is not ours to end.
+    fn of_grant(key: &LockKey, grant: &Grant) -> Option<Self> {
+        Some(Self {
+            collection: key.collection().to_owned(),
+            id: key.id().into(),
+            token: grant.token?.to_string(),
+            lease: lease(grant)?,
+            shared: grant.mode == Mode::Shared,
+            idle: !grant.has_reached_max_hold(),
+            trace: None,
+        })
+    }
+
+    /// `row` is the trace, `gone` the grant.
     pub(super) fn of(collection: String, row: &Document, gone: &Document) -> Self {
         Self {
             collection,
@@ -170,85 +208,42 @@ fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
         // finds its own locks sooner; a lock with a longer ttl has not expired yet.
         { "$lte": ["$ts", latest(ttl)] },
         { "$not": [is("$due", "date")] },
-        exclusive_is_overdue(ttl),
+        { "$not": [is_live(ttl)] },
+        // Foreign programs write no token. Their locks must not use up the limit.
+        is("$aid", "string"),
+        is("$token", "string"),
+        { "$not": [is("$readers", "array")] },
     ] };
-    vec![
-        doc! { "$match": { "ts": { "$type": "date" }, "$expr": expired } },
-        doc! { "$sort": { "ts": 1 } },
-        doc! { "$limit": limit },
-        doc! { "$project": {
-            "collection": { "$literal": collection },
-            "gone": gone(Grant::Exclusive),
-        } },
-    ]
+    records(doc! { "ts": { "$type": "date" }, "$expr": expired }, "ts", collection, limit)
 }
 
 /// Overdue entries that `ts` does not show: readers, locks with a short ttl, and records kept for
 /// waiters.
 fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
-    let reader_is_overdue = doc! { "$and": [is_reader(), { "$not": [is_live_reader()] }] };
-    let nobody_waits = doc! { "$and": [
-        is("$ts", "missing"),
-        is("$aid", "missing"),
-        { "$not": [is_shared()] },
-        { "$eq": [live_places(), []] },
-    ] };
     let expired = doc! { "$and": [
         { "$lte": ["$due", "$$NOW"] },
-        // Skips records that are not ours to handle, so that they do not use up the limit.
-        { "$or": [
-            exclusive_is_overdue(ttl),
-            some_reader(reader_is_overdue.clone()),
-            nobody_waits.clone(),
-        ] },
+        { "$or": [is("$readers", "array"), { "$not": [is_live(ttl)] }] },
     ] };
-    let readers = doc! { "$map": {
-        "input": readers_that(reader_is_overdue), "as": "r", "in": gone(Grant::Reader),
-    } };
-    let left = doc! { "$map": {
-        "input": readers_that(is_live_reader()),
-        "as": "r",
-        "in": { "$subtract": [expires(), { "$toLong": "$$NOW" }] },
-    } };
+    let is_ours = [
+        doc! { "token": { "$type": "string" } },
+        doc! { "readers": { "$type": "array" } },
+        nothing_held(),
+    ];
+    let due = doc! {
+        "due": { "$type": "date" }, "$expr": expired, "$or": is_ours.to_vec(),
+    };
+    records(due, "due", collection, limit)
+}
+
+fn records(overdue: Document, by: &str, collection: &str, limit: i64) -> Vec<Document> {
+    let mut fields = whole();
+    fields.insert("records", doc! { "$literal": collection });
     vec![
-        doc! { "$match": { "due": { "$type": "date" }, "$expr": expired } },
-        doc! { "$sort": { "due": 1 } },
+        doc! { "$match": overdue },
+        doc! { "$sort": { by: 1 } },
         doc! { "$limit": limit },
-        doc! { "$project": {
-            "collection": { "$literal": collection },
-            "gone": { "$switch": {
-                "branches": [
-                    { "case": is_shared(), "then": readers },
-                    { "case": nobody_waits, "then": [] },
-                ],
-                "default": [gone(Grant::Exclusive)],
-            } },
-            // The expiry of the next reader, once these are removed.
-            "next": { "$min": left },
-        } },
-        doc! { "$unwind": { "path": "$gone", "preserveNullAndEmptyArrays": true } },
-        doc! { "$limit": limit },
+        doc! { "$project": fields },
     ]
-}
-
-fn exclusive_is_overdue(ttl: Duration) -> Document {
-    doc! { "$and": [
-        is("$aid", "string"),
-        // Foreign programs write no token. Their sessions are not ours to end.
-        is("$token", "string"),
-        { "$not": [is_shared()] },
-        has_expired(Grant::Exclusive, ttl),
-    ] }
-}
-
-fn gone(grant: Grant) -> Document {
-    let mut gone = grant.lease();
-    gone.extend(doc! {
-        "token": grant.field("token"),
-        "shared": { "$literal": grant == Grant::Reader },
-        "idle": { "$not": [grant.has_reached_max_hold()] },
-    });
-    gone
 }
 
 fn next_by_ts(ttl: Duration) -> Vec<Document> {

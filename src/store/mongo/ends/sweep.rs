@@ -6,24 +6,25 @@ use mongodb::bson::{Bson, Document as Record, doc};
 
 use crate::{
     ended::EndReason,
-    lock::Aid,
+    lock::{Aid, Mode},
     store::{
         Swept,
         mongo::{
-            codec::{self, documents, millis},
+            codec::{documents, millis},
             ends::{
                 Ends, Held, NAMES_AT_ONCE, Names, by_aid, has_step, is_for_good, is_noted, leases,
                 locks, name, overdue::Expired, released, untold,
             },
             error::Result,
-            grant::{
-                Grant, exclusive_of, has_expired, held_by, is_live_reader, is_of, is_shared,
-                of_sessions, readers_that, some_reader,
-            },
-            record::{aid_in, holder_in},
+            grant::{and_live, exclusive_of, is_live, shared_of},
+            read::Fetched,
+            record::aid_in,
             release::Grants,
             send::{Write, rows},
+            step::Decided,
+            stored::lease,
         },
+        record::{Moment, Record as LockRecord},
     },
 };
 
@@ -46,8 +47,12 @@ impl Ends<'_> {
         let found = self.find(limit).await?;
         let (announcements, next) = (found.announcements, found.next);
         let mut swept = Swept { announcements, next, ..Swept::default() };
-        for collection in &found.left_over {
-            self.call(collection)?.tidy_up().await?;
+        for (collection, ids) in &found.left_over {
+            let tidy_up = |record: &mut LockRecord, moment: Moment| {
+                record.forget_places(moment.now);
+                Decided::promise(())
+            };
+            self.call(collection)?.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await?;
         }
         if found.expired.is_empty() && found.unfinished.is_empty() {
             return Ok(swept);
@@ -73,21 +78,21 @@ impl Ends<'_> {
 
     /// The sessions among these that hold a live lock in any collection.
     async fn active(&self, aids: &[Aid]) -> Result<BTreeSet<Aid>> {
-        let live = readers_that(doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] });
-        let readers = doc! { "$map": { "input": live, "as": "r", "in": "$$r.aid" } };
-        let holders = doc! { "$cond": [is_shared(), readers, ["$aid"]] };
         let mut active = BTreeSet::new();
         for collection in self.collections {
             let at = self.call(collection)?;
             // The command `distinct` would not do: up to MongoDB 6 it does not know `$$NOW`.
             let found = at.primary.aggregate(vec![
-                doc! { "$match": held_by(aids, exclusive_of(aids), at.rules.ttl) },
-                doc! { "$project": { "_id": 0, "aid": &holders } },
-                doc! { "$unwind": "$aid" },
+                doc! { "$match": and_live(exclusive_of(aids), at.rules.ttl) },
                 doc! { "$group": { "_id": "$aid" } },
             ]);
             let found = rows(found.max_time(self.until.read_limit())).await?;
             active.extend(found.iter().map(|row| aid_in(row, "_id")));
+            let found = at.fetch(&at.primary, shared_of(aids), usize::MAX).await?;
+            let live = found.iter().flat_map(|it| {
+                it.record.grants.iter().filter(|grant| grant.is_live(it.moment.now))
+            });
+            active.extend(live.map(|it| it.aid.clone()).filter(|aid| aids.contains(aid)));
         }
         Ok(active)
     }
@@ -108,11 +113,11 @@ impl Ends<'_> {
         let all = || of_sessions.iter().flat_map(|(_, of)| of);
         let traces: Vec<_> = all().filter_map(|record| record.trace.clone()).collect();
         self.looked_at(&traces).await?;
-        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>, bool)> = BTreeMap::new();
+        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<String>, bool)> = BTreeMap::new();
         for record in all().filter(|it| it.trace.is_none()) {
             let (ids, tokens, shared) = records.entry(&record.collection).or_default();
             ids.push(record.id.clone());
-            tokens.push(&record.token);
+            tokens.push(record.token.clone());
             *shared |= record.shared;
         }
         for (collection, (ids, tokens, shared)) in records {
@@ -185,33 +190,13 @@ impl Ends<'_> {
     /// The expired locks of these sessions, on record or taken over since; and whether there may be readers among them.
     /// `None` if there are too many for one command.
     async fn expired_of(&self, aids: &[Aid]) -> Result<Option<(BTreeMap<Aid, Names>, bool)>> {
-        let of_readers = || {
-            doc! { "$and": [is_of(Grant::Reader, aids), { "$not": [is_live_reader()] }] }
-        };
-        let lease = |grant: Grant| {
-            let mut lease = grant.lease();
-            lease.insert("holder", grant.field("holder"));
-            lease
-        };
-        let readers = readers_that(of_readers());
-        let readers = doc! { "$map": { "input": readers, "as": "r", "in": lease(Grant::Reader) } };
-        let leases = doc! { "$cond": [is_shared(), readers, [lease(Grant::Exclusive)]] };
-        let fields = doc! { "leases": leases, "shared": is_shared() };
         let (mut all, mut shared) = (BTreeMap::<_, Names>::new(), false);
         for collection in self.collections {
             let at = self.call(collection)?;
-            let mut filter = of_sessions(aids);
-            filter.insert(
-                "$expr",
-                doc! { "$cond": [
-                    is_shared(),
-                    some_reader(of_readers()),
-                    has_expired(Grant::Exclusive, at.rules.ttl),
-                ] },
-            );
-            let found = at.primary.find(filter.clone()).projection(fields.clone());
-            let found = found.limit(NAMES_AT_ONCE as i64).max_time(self.until.read_limit());
-            let found = rows(found).await?;
+            let mut exclusive = exclusive_of(aids);
+            exclusive.insert("$expr", doc! { "$not": [is_live(at.rules.ttl)] });
+            let filter = doc! { "$or": [exclusive, shared_of(aids)] };
+            let found = at.fetch(&at.primary, filter.clone(), NAMES_AT_ONCE).await?;
             if found.len() >= NAMES_AT_ONCE {
                 let [aid] = aids else { return Ok(None) };
                 // The records that were not read may have readers.
@@ -219,15 +204,14 @@ impl Ends<'_> {
                 let names = all.entry(aid.clone()).or_default();
                 names.more += at.beyond(NAMES_AT_ONCE, filter).await?;
             }
-            for record in &found {
-                let Some(key) = codec::key_in(collection, record) else { continue };
-                for lease in documents(record, "leases") {
-                    let names = all.entry(aid_in(lease, "aid")).or_default();
-                    names.holder = names.holder.take().or_else(|| holder_in(lease, "holder"));
-                    let lease = lease.get_str("lease").ok().map(str::to_owned);
-                    names.locks.push(Held { key: key.clone(), lease });
+            for Fetched { key, record, moment } in &found {
+                let expired = record.grants.iter().filter(|it| !it.is_live(moment.now));
+                for grant in expired.filter(|it| aids.contains(&it.aid)) {
+                    let names = all.entry(grant.aid.clone()).or_default();
+                    names.holder = names.holder.take().or_else(|| grant.holder.clone());
+                    names.locks.push(Held { key: key.clone(), lease: lease(grant) });
+                    shared |= grant.mode == Mode::Shared;
                 }
-                shared |= record.get_bool("shared").unwrap_or(false);
             }
         }
         for (aid, expired) in self.taken_over(aids).await? {
@@ -258,7 +242,7 @@ impl Ends<'_> {
         let found = || idle.iter().filter_map(|end| names.get(&end.aid));
         let traces: Vec<_> = found().flat_map(|names| names.traces.iter().cloned()).collect();
         self.looked_at(&traces).await?;
-        self.remove(&Grants::ExpiredOf(&aids_of(&idle)), shared).await?;
+        self.remove(&Grants::ExpiredOf(aids_of(&idle)), shared).await?;
         for end in &for_good {
             let released = self.release_ended(&end.aid, &Names::default()).await?;
             swept.expired.extend(released.locks.iter().filter_map(Held::key_and_token));

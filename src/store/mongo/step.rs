@@ -1,0 +1,332 @@
+//! One verb on one record: reads it, lets the [rules](crate::store::record) decide, and writes the result while the
+//! record is still as it was read.
+//!
+//! The rules run in this process, by the server's time of the read. A command that arrives late finds another record, and
+//! changes nothing. If something was live when it was read, the server also refuses the result once that has expired.
+//!
+//! Modelled on the elections of Kubernetes (`client-go`, `leaderelection.go`), which decide and replace in the same way.
+
+use std::{
+    fmt, slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    bson::{Bson, DateTime, Document, doc},
+    error::Error,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    key::LockId,
+    store::{
+        mongo::{
+            Call,
+            error::{Odd, Result, is_duplicate_id, unavailable},
+            group::{AT_ONCE, Group},
+            record::by_id,
+            send::{LIMIT, Write, acknowledged, number_of, refusals, run},
+            stored::{Stored, at, decode, difference, encode, moment},
+        },
+        record::{Moment, Record},
+    },
+};
+
+/// How often the record may change between the read and the write.
+const ATTEMPTS: usize = 16;
+/// For how long the server's time that a reply has told may date a new lock.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// What a rule answers.
+pub(super) struct Decided<T> {
+    pub(super) answer: T,
+    /// True if the answer must be durable even if the record stays as it is: all but refusals.
+    pub(super) is_promise: bool,
+}
+
+impl<T> Decided<T> {
+    pub(super) fn promise(answer: T) -> Self {
+        Self { answer, is_promise: true }
+    }
+}
+
+/// A rule of the store, with the arguments of one call.
+pub(super) trait Rule<T>:
+    Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static
+{
+}
+
+impl<T, F: Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static> Rule<T> for F {}
+
+/// A step that waits for others on its record.
+pub(super) struct Job {
+    purpose: Purpose,
+    /// The record as it was read before.
+    found: Option<Stored>,
+    /// Decides, and keeps the answer. True if the answer must be durable.
+    decide: Box<dyn Fn(&mut Record, Moment) -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// The steps on one record. While one is under way, the next ones are gathered, and share a read and a write.
+pub(super) type Steps = Group<Job, ()>;
+
+pub(super) fn steps() -> Arc<Steps> {
+    Group::new(1, AT_ONCE, Duration::ZERO)
+}
+
+/// Which writes this one waits behind.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Purpose {
+    Claim,
+    Other,
+}
+
+/// A new record.
+#[derive(Debug)]
+pub(super) struct Insert {
+    pub(super) id: LockId,
+    pub(super) record: Document,
+}
+
+/// The latest time of the primary that a reply has told, and a moment before that request was sent.
+#[derive(Debug, Default)]
+pub(super) struct Clock(Mutex<Option<(Instant, DateTime)>>);
+
+impl Clock {
+    pub(super) fn told(&self, asked: Instant, now: DateTime) {
+        let mut latest = self.0.lock();
+        if latest.is_none_or(|(before, _)| before < asked) {
+            *latest = Some((asked, now));
+        }
+    }
+
+    /// `None` if no reply has told the time lately.
+    fn recent(&self) -> Option<Moment> {
+        let latest = *self.0.lock();
+        latest.filter(|(asked, _)| asked.elapsed() < RECENT).map(|(asked, now)| moment(now, asked))
+    }
+
+    /// There may be another primary, with another clock.
+    fn forget(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+impl Call<'_> {
+    pub(super) async fn step<T: Send + 'static>(
+        &self,
+        id: &LockId,
+        purpose: Purpose,
+        rule: impl Rule<T>,
+    ) -> Result<T> {
+        let found = self.look(id).await?;
+        let (mut record, moment) = self.decoded(found.as_ref()).await?;
+        let before = record.clone();
+        let Decided { answer, is_promise } = rule(&mut record, moment);
+        if record == before && !is_promise {
+            return Ok(answer);
+        }
+        let answer = Arc::new(Mutex::new(None));
+        let kept = Arc::clone(&answer);
+        let decide = move |record: &mut Record, moment| {
+            let Decided { answer, is_promise } = rule(record, moment);
+            *kept.lock() = Some(answer);
+            is_promise
+        };
+        let job = Job { purpose, found, decide: Box::new(decide) };
+        let (_pending, steps) = self.admission.steps(id)?;
+        let done = steps.submit(job, self.until.send_by(), async |jobs: Vec<Job>| {
+            let done = self.step_together(id, &jobs).await;
+            jobs.iter().map(|_| done.clone()).collect()
+        });
+        done.await?;
+        let answer = answer.lock().take();
+        answer.ok_or_else(|| unavailable("the step has no answer"))
+    }
+
+    async fn decoded(&self, found: Option<&Stored>) -> Result<(Record, Moment)> {
+        Ok(match found {
+            Some(stored) => {
+                let moment = stored.moment;
+                (decode(&stored.fields, &self.rules, moment), moment)
+            }
+            None => (Record::default(), self.time().await?),
+        })
+    }
+
+    async fn step_together(&self, id: &LockId, jobs: &[Job]) -> Result<()> {
+        let is_claim = jobs.iter().all(|job| job.purpose == Purpose::Claim);
+        let purpose = if is_claim { Purpose::Claim } else { Purpose::Other };
+        for attempt in 0..ATTEMPTS {
+            let found = match jobs {
+                [job] if attempt == 0 => job.found.clone(),
+                _ => self.look(id).await?,
+            };
+            let (before, moment) = self.decoded(found.as_ref()).await?;
+            let mut after = before.clone();
+            let promises = jobs.iter().filter(|job| (job.decide)(&mut after, moment)).count();
+            if after == before && promises == 0
+                || self.replace(id, purpose, found.as_ref(), &before, &after, moment).await?
+            {
+                return Ok(());
+            }
+        }
+        Err(unavailable("the record changes all the time"))
+    }
+
+    // update or delete returns: 1 → replaced. 0, or error 11000 → the record has changed. No reply → not known; the
+    // verb is repeated, and the rules recognise what they have written.
+    async fn replace(
+        &self,
+        id: &LockId,
+        purpose: Purpose,
+        stored: Option<&Stored>,
+        before: &Record,
+        after: &Record,
+        moment: Moment,
+    ) -> Result<bool> {
+        let rules = &self.rules;
+        let Some(stored) = stored else {
+            if after == before {
+                // Waits for a majority that knows it, too.
+                return Ok(self.write(id, purpose, by_id(id), &nothing()).await? == 0);
+            }
+            let record = encode(id, None, after, rules);
+            return self.insert(Insert { id: id.clone(), record }).await;
+        };
+        let is_exact = stored.is_exact();
+        let mut filter = stored.unchanged(id, is_exact);
+        let live = || before.grants.iter().filter(|grant| grant.is_live(moment.now));
+        if after.is_empty(rules) {
+            return Ok(self.write(id, purpose, filter, &Write::Delete).await? > 0);
+        }
+        if !is_exact {
+            if after == before {
+                return Ok(self.write(id, purpose, filter, &nothing()).await? > 0);
+            }
+            if live().next().is_some() {
+                return Err(odd(id, self.primary.name()));
+            }
+            self.write(id, purpose, filter, &Write::Delete).await?;
+            return Ok(false);
+        }
+        if let Some(first) = live().map(|grant| grant.expires()).min() {
+            let same = filter.remove("$expr").unwrap_or(Bson::Null);
+            let in_time = doc! { "$lt": ["$$NOW", at(first)] };
+            filter.insert("$expr", doc! { "$and": [same, in_time] });
+        }
+        let record = encode(id, Some((&stored.fields, before)), after, rules);
+        let continues = before.grants.is_empty() && after.grants.is_empty()
+            || before.grants.iter().any(|it| after.grants.iter().any(|other| other.is_same(it)));
+        let by = match continues {
+            true => difference(&stored.fields, &record),
+            false => record,
+        };
+        let by = if by.is_empty() { nothing() } else { Write::One(by) };
+        Ok(self.write(id, purpose, filter, &by).await? > 0)
+    }
+
+    async fn write(
+        &self,
+        id: &LockId,
+        purpose: Purpose,
+        filter: Document,
+        by: &Write,
+    ) -> Result<u64> {
+        let admitted = match purpose {
+            Purpose::Claim => self.admit_claim(id).await?,
+            Purpose::Other => self.admit(id).await?,
+        };
+        let limit = admitted.limit;
+        admitted.send(super::send::write(&self.primary, filter, by, limit)).await
+    }
+
+    /// The server's time: as a recent reply has told it, or else by a question.
+    ///
+    /// Fencing tokens and tickets must rise over all servers, so they are never drawn from an earlier time.
+    pub(super) async fn time(&self) -> Result<Moment> {
+        let clock = &self.store.inner.clock;
+        if let Some(recent) = clock.recent().filter(|_| !self.rules.fenced && !self.rules.fair) {
+            return Ok(recent);
+        }
+        let asked = Instant::now();
+        let hello = self.store.database().run_command(doc! { "hello": 1 }).await?;
+        let now = hello.get_datetime("localTime").map_err(Error::custom)?;
+        clock.told(asked, *now);
+        Ok(moment(*now, asked))
+    }
+
+    /// The server's time, if a recent reply has told it.
+    pub(super) fn recent_time(&self) -> Option<Moment> {
+        self.store.inner.clock.recent()
+    }
+
+    /// Makes this record, unless there is one.
+    ///
+    /// The date of the lock is not of this command, but of an earlier reply: it may be up to [`RECENT`] too old, and so
+    /// the lease ends that much too early. That is safe, because the holder counts its lease from before the request
+    /// whose reply told that time: the holder gives up no later than the server.
+    pub(super) async fn insert(&self, job: Insert) -> Result<bool> {
+        let inserted = if self.admission.is_used(&job.id) {
+            self.insert_alone(&job).await
+        } else {
+            let send_by = self.until.claim_by(self.groups.releases.wait())?;
+            let inserted = self.groups.inserts.submit(job, send_by, async |jobs| match &jobs[..] {
+                [job] => vec![self.insert_alone(job).await],
+                jobs => {
+                    let inserted = self.insert_together(jobs, LIMIT).await;
+                    self.each(jobs.iter().map(|job| &job.id), inserted)
+                }
+            });
+            inserted.await
+        };
+        if inserted.is_err() {
+            self.store.inner.clock.forget();
+        }
+        inserted
+    }
+
+    async fn insert_alone(&self, job: &Insert) -> Result<bool> {
+        let admitted = self.admit_claim(&job.id).await?;
+        let limit = admitted.limit;
+        let done = admitted.send(self.insert_together(slice::from_ref(job), limit)).await?;
+        done.into_iter().next().unwrap_or(Ok(false))
+    }
+
+    // insert returns for each record: nothing → made. Error 11000 → there is one. No reply → not known; each claim is
+    // repeated, and recognises its grant.
+    async fn insert_together(&self, jobs: &[Insert], limit: Duration) -> Result<Vec<Result<bool>>> {
+        let records: Vec<_> = jobs.iter().map(|job| job.record.clone()).collect();
+        let command =
+            doc! { "insert": self.primary.name(), "documents": records, "ordered": false };
+        let reply = run(&self.primary, command, limit).await?;
+        acknowledged(&reply, number_of(&reply) > 0)?;
+        let mut refused = refusals(&reply);
+        let outcome = |n| match refused.remove(&n) {
+            Some(e) if is_duplicate_id(&e) => Ok(false),
+            Some(e) => Err(e),
+            None => Ok(true),
+        };
+        Ok((0..jobs.len()).map(outcome).collect())
+    }
+}
+
+/// Changes nothing.
+fn nothing() -> Write {
+    Write::One(doc! { "$unset": { "none": "" } })
+}
+
+fn odd(id: &LockId, records: &str) -> Error {
+    let what = format!(
+        "the record {id} of {records} cannot be changed: a name stands twice in it, or a text is not UTF-8; remove it \
+         with `doclock break`, or wait until it has expired"
+    );
+    Error::custom(Odd(what))
+}
