@@ -114,7 +114,7 @@ async fn a_server_killed_in_the_middle_of_a_verb_blocks_nobody_for_long_and_tear
         (&["acquire", "save"], "update", 0),
         (&["acquire", "save"], "update", 1),
         (&["acquire", "save"], "commitTransaction", 0),
-        (&["acquire", "release"], "insert", 0),
+        (&["acquire", "release"], "update", 0),
     ];
     let all = cases.iter().flat_map(|&(steps, command, skip)| {
         let server = &server;

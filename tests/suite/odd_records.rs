@@ -140,6 +140,7 @@ async fn a_live_record_with_a_name_twice_is_a_lock_that_can_be_broken() {
             put(&database, collection, &record(members)).await;
             let refused = claim(&locks, &key).await;
             assert!(matches!(refused, TryAcquire::Held(_)), "{collection}, {what}: {refused:?}");
+            locks.renew(&Aid::from("theirs".to_owned())).await.unwrap();
             let mut broken = Vec::new();
             for lock in locks.locks_on(&key).await.unwrap() {
                 broken.push(locks.break_lock(&lock, &Actor::new("root"), "odd").await.unwrap());

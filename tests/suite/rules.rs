@@ -351,6 +351,12 @@ async fn a_holders_belief_is_counted_from_before_the_request() {
         (lock.expires_at, executed)
     };
     counted_from_before("a fresh grant", async |n| claimed(n, &alice, "insert").await).await;
+    counted_from_before("a grant that is dated by an earlier reply", async |n| {
+        // No other reply has told the time lately.
+        sleep(Duration::from_millis(1_100)).await;
+        claimed(10 + n, &alice, "time").await
+    })
+    .await;
     counted_from_before("a reentry", async |_| claimed(0, &alice, "findAndModify").await).await;
     counted_from_before("a refusal", async |_| claimed(0, &bob, "find").await).await;
     counted_from_before("a look", async |_| {

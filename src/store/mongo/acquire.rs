@@ -16,12 +16,13 @@ use crate::{
         Claim, TryAcquire,
         mongo::{
             Call,
+            admission::Purpose,
             codec::millis,
             error::{Result, unavailable},
             grant::is_live,
             record::{by_id, exactly},
-            send::{acknowledged, run},
-            step::{Decided, Insert, Purpose},
+            send::{Insert, acknowledged, run},
+            step::Decided,
             stored::{self, decode, encode, lease, moment},
         },
         record::{Moment, Record},
@@ -134,7 +135,7 @@ impl Call<'_> {
         };
         let (asked, limit) = (Instant::now(), admitted.limit);
         let command = exactly(command, "query");
-        let reply = admitted.send(run(&self.primary, command, limit)).await?;
+        let reply = admitted.carry_out(run(&self.primary, command, limit)).await?;
         let record = reply.get_document("value").ok();
         acknowledged(&reply, record.is_some())?;
         let lock = record.and_then(|record| {

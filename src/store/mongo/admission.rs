@@ -10,6 +10,7 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    fmt,
     future::Future,
     pin::pin,
     sync::Arc,
@@ -26,13 +27,18 @@ use tokio::{
 use crate::{
     error::StoreErrorKind,
     key::LockId,
-    store::mongo::{
-        Call, Prepared, codec,
-        error::{Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable},
-        group::{Gate, Slot, UNANSWERED},
-        record::{Exactly, by_id},
-        send::{LIMIT, Write, write},
-        step::{Steps, steps},
+    store::{
+        mongo::{
+            Call, Prepared, codec,
+            error::{
+                Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable,
+            },
+            group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
+            record::{Exactly, by_id},
+            send::{LIMIT, Write, write},
+            stored::Stored,
+        },
+        record::{Moment, Record as LockRecord},
     },
 };
 
@@ -90,6 +96,31 @@ struct Record {
     /// True if the connection was lost during a write on this record, or on its document, and none has succeeded since.
     has_lost_server: bool,
 }
+
+/// Which writes this one waits behind.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Purpose {
+    Claim,
+    Other,
+}
+
+/// A [step](super::step) that waits for others on its record.
+pub(super) struct Job {
+    pub(super) purpose: Purpose,
+    /// The record as it was read before.
+    pub(super) found: Option<Stored>,
+    /// Decides, and keeps the answer. True if the answer must be durable.
+    pub(super) decide: Box<dyn Fn(&mut LockRecord, Moment) -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// The steps on one record. While one is under way, the next ones are gathered, and share a read and a write.
+pub(super) type Steps = Group<Job, ()>;
 
 impl Admission {
     pub(super) fn new(shared: Shared) -> Self {
@@ -154,7 +185,7 @@ impl Records {
         }
         self.of.entry(id.clone()).or_insert_with(|| Record {
             permits: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
-            steps: steps(),
+            steps: Group::new(1, AT_ONCE, Duration::ZERO),
             writes: 0,
             is_stuck: false,
             has_lost_server: false,
@@ -218,7 +249,7 @@ impl Call<'_> {
     pub(super) async fn write_one(&self, id: &LockId, filter: Document, by: &Write) -> Result<u64> {
         let admitted = self.admit(id).await?;
         let limit = admitted.limit;
-        admitted.send(write(&self.primary, filter, by, limit)).await
+        admitted.carry_out(write(&self.primary, filter, by, limit)).await
     }
 }
 
@@ -283,7 +314,7 @@ enum Way {
 
 impl Admitted<'_> {
     /// Awaits the write, and notes whether the record is stuck.
-    pub(super) async fn send<T>(self, write: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn carry_out<T>(self, write: impl Future<Output = Result<T>>) -> Result<T> {
         let Self { pending, limit, permits } = self;
         let mut write = pin!(write);
         let done = match timeout(limit + UNANSWERED, &mut write).await {

@@ -345,6 +345,14 @@ pub(super) fn late_majority(error: &Error) -> Option<bool> {
     is_late.then_some(late.has_written)
 }
 
+/// The same error for a caller whose own part of the write was no change.
+pub(super) fn unwritten(error: &Error) -> Error {
+    match ours::<Unacknowledged>(error) {
+        Some(it) => Error::custom(Unacknowledged { has_written: false, error: it.error.clone() }),
+        None => error.clone(),
+    }
+}
+
 /// The error of this crate that the driver carries.
 pub(super) fn ours<E: std::error::Error + Send + Sync + 'static>(error: &Error) -> Option<&E> {
     let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };

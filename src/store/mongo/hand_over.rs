@@ -6,11 +6,7 @@ use crate::{
     store::{
         Acquisition, Claim, HandedOver, Ticket, Waiters,
         mongo::{
-            Call,
-            error::Result,
-            grant::Target,
-            send::Write,
-            step::{Decided, Purpose},
+            Call, admission::Purpose, error::Result, grant::Target, send::Write, step::Decided,
             stored::encode,
         },
         record::{Moment, Record},

@@ -23,7 +23,7 @@ use crate::{
             error::{Result, unavailable},
             grant::{is_live, of_sessions},
             record::{Exactly, by_id, has_text_ids, simple},
-            send::{Both, LIMIT, raw_rows, rows},
+            send::{Both, LONGEST_WAIT, raw_rows, rows},
             stored::{Stored, decode, moment},
         },
         record::{Moment, Record},
@@ -237,7 +237,7 @@ impl Call<'_> {
             }
         };
         let found = self.primary.find(filter).projection(whole()).limit(ids.len() as i64);
-        let found = found.exactly(ids.iter().copied()).max_time(LIMIT);
+        let found = found.exactly(ids.iter().copied()).max_time(LONGEST_WAIT);
         let asked = Instant::now();
         let mut records = HashMap::new();
         for found in raw_rows(found).await? {

@@ -31,7 +31,6 @@ use crate::{
             grant::Target,
             group::{AT_ONCE, Group},
             record::exactly,
-            step::Insert,
             stored::Stored,
         },
     },
@@ -42,7 +41,7 @@ use crate::{
 /// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
 pub(super) const LIMIT: Duration = Duration::from_millis(500);
 /// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -51,6 +50,12 @@ impl Deadline {
     /// slower than the first limit must be waited for in the end.
     pub(super) fn write_limit(self) -> Duration {
         self.time_left(LIMIT.max(self.waited()))
+    }
+
+    /// The deadline of a write that a late read has held up: what was begun in time is completed.
+    pub(super) fn or_soon(self) -> Self {
+        let soon = Instant::now() + LIMIT;
+        if self.moment().is_some_and(|moment| moment < soon) { Self::at(soon) } else { self }
     }
 
     /// The time limit of a read, which no transaction blocks.
@@ -123,6 +128,8 @@ pub(super) enum Write {
     Update(Vec<Document>),
     /// Changes one record by operators, or replaces it by this document.
     One(Document),
+    /// Changes nothing, but waits for a majority that knows the record, or knows that there is none.
+    Nothing,
     /// Creates one record if none matches. Otherwise updates one.
     Upsert(Vec<Document>),
     Delete,
@@ -145,6 +152,10 @@ pub(super) async fn write(
             let update = doc! { "q": filter, "u": by.clone() };
             doc! { "update": name, "updates": [exactly(update, "q")] }
         }
+        Write::Nothing => {
+            let update = doc! { "q": filter, "u": { "$unset": { "none": "" } } };
+            doc! { "update": name, "updates": [exactly(update, "q")] }
+        }
         Write::Upsert(by) => {
             let update = doc! { "q": filter, "u": by.clone(), "upsert": true };
             doc! { "update": name, "updates": [exactly(update, "q")] }
@@ -159,7 +170,7 @@ pub(super) async fn write(
         return Err(refused);
     }
     let matched = number_of(&reply);
-    acknowledged(&reply, matched > 0)?;
+    acknowledged(&reply, matched > 0 && !matches!(by, Write::Nothing))?;
     Ok(matched)
 }
 
@@ -260,6 +271,13 @@ pub(super) struct Both {
     pub(super) locks: Vec<Lock>,
     /// The locks that only the primary has.
     pub(super) uncommitted: Vec<Lock>,
+}
+
+/// A new record.
+#[derive(Debug)]
+pub(super) struct Insert {
+    pub(super) id: LockId,
+    pub(super) record: Document,
 }
 
 /// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from

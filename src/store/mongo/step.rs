@@ -7,7 +7,7 @@
 //! Modelled on the elections of Kubernetes (`client-go`, `leaderelection.go`), which decide and replace in the same way.
 
 use std::{
-    fmt, slice,
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,10 +23,10 @@ use crate::{
     store::{
         mongo::{
             Call,
-            error::{Odd, Result, is_duplicate_id, unavailable},
-            group::{AT_ONCE, Group},
+            admission::{Job, Purpose},
+            error::{Odd, Result, is_duplicate_id, unavailable, unwritten},
             record::by_id,
-            send::{LIMIT, Write, acknowledged, number_of, refusals, run},
+            send::{Insert, LIMIT, Write, acknowledged, number_of, refusals, run},
             stored::{Stored, at, decode, difference, encode, moment},
         },
         record::{Moment, Record},
@@ -58,42 +58,6 @@ pub(super) trait Rule<T>:
 }
 
 impl<T, F: Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static> Rule<T> for F {}
-
-/// A step that waits for others on its record.
-pub(super) struct Job {
-    purpose: Purpose,
-    /// The record as it was read before.
-    found: Option<Stored>,
-    /// Decides, and keeps the answer. True if the answer must be durable.
-    decide: Box<dyn Fn(&mut Record, Moment) -> bool + Send + Sync>,
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Job")
-    }
-}
-
-/// The steps on one record. While one is under way, the next ones are gathered, and share a read and a write.
-pub(super) type Steps = Group<Job, ()>;
-
-pub(super) fn steps() -> Arc<Steps> {
-    Group::new(1, AT_ONCE, Duration::ZERO)
-}
-
-/// Which writes this one waits behind.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Purpose {
-    Claim,
-    Other,
-}
-
-/// A new record.
-#[derive(Debug)]
-pub(super) struct Insert {
-    pub(super) id: LockId,
-    pub(super) record: Document,
-}
 
 /// The latest time of the primary that a reply has told, and a moment before that request was sent.
 #[derive(Debug, Default)]
@@ -142,11 +106,10 @@ impl Call<'_> {
         };
         let job = Job { purpose, found, decide: Box::new(decide) };
         let (_pending, steps) = self.admission.steps(id)?;
-        let done = steps.submit(job, self.until.send_by(), async |jobs: Vec<Job>| {
-            let done = self.step_together(id, &jobs).await;
-            jobs.iter().map(|_| done.clone()).collect()
-        });
-        done.await?;
+        let until = if purpose == Purpose::Claim { self.until } else { self.until.or_soon() };
+        let call = self.with(until);
+        let step = async |jobs: Vec<Job>| call.step_together(id, &jobs).await;
+        steps.submit(job, until.send_by(), step).await?;
         let answer = answer.lock().take();
         answer.ok_or_else(|| unavailable("the step has no answer"))
     }
@@ -161,7 +124,19 @@ impl Call<'_> {
         })
     }
 
-    async fn step_together(&self, id: &LockId, jobs: &[Job]) -> Result<()> {
+    /// The outcome of each job.
+    async fn step_together(&self, id: &LockId, jobs: &[Job]) -> Vec<Result<()>> {
+        let mut changes = vec![false; jobs.len()];
+        let done = self.try_together(id, jobs, &mut changes).await;
+        let outcome = |changes: &bool| match &done {
+            // Its own part was no change, whatever the others have written.
+            Err(e) if !changes => Err(unwritten(e)),
+            done => done.clone(),
+        };
+        changes.iter().map(outcome).collect()
+    }
+
+    async fn try_together(&self, id: &LockId, jobs: &[Job], changes: &mut [bool]) -> Result<()> {
         let is_claim = jobs.iter().all(|job| job.purpose == Purpose::Claim);
         let purpose = if is_claim { Purpose::Claim } else { Purpose::Other };
         for attempt in 0..ATTEMPTS {
@@ -170,9 +145,13 @@ impl Call<'_> {
                 _ => self.look(id).await?,
             };
             let (before, moment) = self.decoded(found.as_ref()).await?;
-            let mut after = before.clone();
-            let promises = jobs.iter().filter(|job| (job.decide)(&mut after, moment)).count();
-            if after == before && promises == 0
+            let (mut after, mut is_promise) = (before.clone(), false);
+            for (job, changes) in jobs.iter().zip(&mut *changes) {
+                let earlier = after.clone();
+                is_promise |= (job.decide)(&mut after, moment);
+                *changes = after != earlier;
+            }
+            if after == before && !is_promise
                 || self.replace(id, purpose, found.as_ref(), &before, &after, moment).await?
             {
                 return Ok(());
@@ -196,7 +175,7 @@ impl Call<'_> {
         let Some(stored) = stored else {
             if after == before {
                 // Waits for a majority that knows it, too.
-                return Ok(self.write(id, purpose, by_id(id), &nothing()).await? == 0);
+                return Ok(self.write(id, purpose, by_id(id), &Write::Nothing).await? == 0);
             }
             let record = encode(id, None, after, rules);
             return self.insert(Insert { id: id.clone(), record }).await;
@@ -209,7 +188,7 @@ impl Call<'_> {
         }
         if !is_exact {
             if after == before {
-                return Ok(self.write(id, purpose, filter, &nothing()).await? > 0);
+                return Ok(self.write(id, purpose, filter, &Write::Nothing).await? > 0);
             }
             if live().next().is_some() {
                 return Err(odd(id, self.primary.name()));
@@ -229,7 +208,7 @@ impl Call<'_> {
             true => difference(&stored.fields, &record),
             false => record,
         };
-        let by = if by.is_empty() { nothing() } else { Write::One(by) };
+        let by = if by.is_empty() { Write::Nothing } else { Write::One(by) };
         Ok(self.write(id, purpose, filter, &by).await? > 0)
     }
 
@@ -245,7 +224,7 @@ impl Call<'_> {
             Purpose::Other => self.admit(id).await?,
         };
         let limit = admitted.limit;
-        admitted.send(super::send::write(&self.primary, filter, by, limit)).await
+        admitted.carry_out(super::send::write(&self.primary, filter, by, limit)).await
     }
 
     /// The server's time: as a recent reply has told it, or else by a question.
@@ -296,7 +275,7 @@ impl Call<'_> {
     async fn insert_alone(&self, job: &Insert) -> Result<bool> {
         let admitted = self.admit_claim(&job.id).await?;
         let limit = admitted.limit;
-        let done = admitted.send(self.insert_together(slice::from_ref(job), limit)).await?;
+        let done = admitted.carry_out(self.insert_together(slice::from_ref(job), limit)).await?;
         done.into_iter().next().unwrap_or(Ok(false))
     }
 
@@ -316,11 +295,6 @@ impl Call<'_> {
         };
         Ok((0..jobs.len()).map(outcome).collect())
     }
-}
-
-/// Changes nothing.
-fn nothing() -> Write {
-    Write::One(doc! { "$unset": { "none": "" } })
 }
 
 fn odd(id: &LockId, records: &str) -> Error {

@@ -18,7 +18,7 @@ use crate::{
     store::{
         Change, TakenBy, Watch,
         mongo::{
-            Call, DRIVERS_POOL, MongoStore, codec,
+            Call, DRIVERS_POOL, MongoStore, Prepared, codec,
             error::{Doing, Result, failure, unavailable},
         },
     },
@@ -96,14 +96,15 @@ impl Call<'_> {
         let from = (opened.await?.with_type::<Document>(), Arc::clone(&self.at), place);
         Ok(Some(Watch::new(stream::try_unfold(from, |(mut stream, at, place)| async move {
             let collection = at.documents.name();
-            let change = next(&mut stream, collection).await;
+            let change = next(&mut stream, &at).await;
             let change = change.doing(|| format!("watching the locks in {collection}"))?;
             Ok(change.map(|change| (change, (stream, at, place))))
         }))))
     }
 }
 
-async fn next(stream: &mut ChangeStream<Document>, collection: &str) -> Result<Option<Change>> {
+async fn next(stream: &mut ChangeStream<Document>, at: &Prepared) -> Result<Option<Change>> {
+    let collection = at.documents.name();
     while stream.is_alive() {
         let event = timeout(ANSWER_WITHIN + GRACE, stream.next_if_any()).await;
         let Some(event) = event.map_err(|_| unavailable("no answer in time"))?? else { continue };
@@ -113,6 +114,10 @@ async fn next(stream: &mut ChangeStream<Document>, collection: &str) -> Result<O
         };
         // Nobody waits here for a document whose id this crate cannot represent.
         let key = codec::key_in(collection, document);
+        if let Some(key) = key.as_ref().filter(|_| event.get_str("operationType") == Ok("delete")) {
+            // The next claim of a waiter here comes as soon as that of a waiter of the server that released the lock.
+            at.seen.gone(key.id());
+        }
         if let Some(change) = key.and_then(|key| read(key, &event)) {
             return Ok(Some(change));
         }

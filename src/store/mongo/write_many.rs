@@ -99,7 +99,7 @@ impl Call<'_> {
             Ok(Ok(mut admitted)) => {
                 admitted.limit = admitted.limit.min(LIMIT);
                 let limit = admitted.limit;
-                admitted.send(write(&self.primary, filter, by, limit)).await
+                admitted.carry_out(write(&self.primary, filter, by, limit)).await
             }
             // The record gets no turn, because of other writes on stuck records.
             _ => {
