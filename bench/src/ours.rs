@@ -107,6 +107,7 @@ pub fn store(at: &'static str, store: MongoStore) -> Contender {
                     }
                     TryAcquire::Held(_) => false,
                     TryAcquire::AlreadyMine(lock) => panic!("{lock:?} was not given back"),
+                    TryAcquire::Lost(key) => panic!("{key:?} was not upgraded"),
                 }
             }
         }),
@@ -128,6 +129,7 @@ pub fn locks(at: &'static str, locks: LockManager) -> Contender {
                     }
                     TryAcquire::Held(_) => false,
                     TryAcquire::AlreadyMine(lock) => panic!("{lock:?} was not given back"),
+                    TryAcquire::Lost(key) => panic!("{key:?} was not upgraded"),
                 }
             }
         }),

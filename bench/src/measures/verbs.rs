@@ -224,7 +224,7 @@ async fn ends(
         floor.push(began.elapsed());
         assert_eq!(deleted, size as u64);
         let began = Instant::now();
-        assert_eq!(locks.end_session(&aid).await.unwrap().len(), size);
+        assert_eq!(locks.end_session(&aid).await.unwrap().locks.len(), size);
         ours.push(began.elapsed());
         // An ended session gets no more locks.
         aid = Aid::new();

@@ -150,6 +150,7 @@ async fn cycle(locks: &LockManager, n: usize, aid: &Aid) -> Result<(), LockError
     let lock = match got {
         TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => lock,
         TryAcquire::Held(lock) => return Err(LockError::Held(Box::new(lock))),
+        TryAcquire::Lost(key) => panic!("{key:?} was not upgraded"),
     };
     locks.release(&lock).await?;
     Ok(())

@@ -41,7 +41,7 @@ pub async fn measure(set: &Set, size: Size) {
         raw.update_one(doc! { "_id": Turn { task: 0, key: n }.name() }, touch).await.unwrap();
         updates.push(began.elapsed());
         let began = Instant::now();
-        assert_eq!(locks.end_session(&aid).await.unwrap().len(), 1);
+        assert_eq!(locks.end_session(&aid).await.unwrap().locks.len(), 1);
         ends.push(began.elapsed());
         // The last step of the end is carried out in the background.
         sleep(Duration::from_millis(15)).await;

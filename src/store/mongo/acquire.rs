@@ -20,7 +20,7 @@ use crate::{
             codec::millis,
             error::{Result, unavailable},
             grant::is_live,
-            record::{by_id, exactly},
+            ids::{by_id, exactly},
             send::{Insert, acknowledged, run},
             step::Decided,
             stored::{self, decode, encode, lease, moment},
@@ -83,7 +83,8 @@ impl Call<'_> {
         self.seen.there(id, None);
         let made = async {
             let mut record = Record::default();
-            let granted = record.try_acquire(key, claim, &self.rules, self.time().await?);
+            let draws = self.rules.fenced || claim.turn.is_some();
+            let granted = record.try_acquire(key, claim, &self.rules, self.time(draws).await?);
             let record = encode(id, None, &record, &self.rules);
             let is_made = self.insert(Insert { id: id.clone(), record }).await?;
             Ok(is_made.then_some(granted))
@@ -215,7 +216,7 @@ impl Seen {
     }
 
     /// True if this session held the lock when it was last seen.
-    fn is_held_by(&self, id: &LockId, aid: &Aid) -> bool {
+    pub(super) fn is_held_by(&self, id: &LockId, aid: &Aid) -> bool {
         let holder = self.hash(aid);
         self.slot(id, |slot, id| *slot == Slot { id, holder })
     }

@@ -34,7 +34,7 @@ use crate::{
                 Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable,
             },
             group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
-            record::{Exactly, by_id},
+            ids::{Exactly, by_id},
             send::{LIMIT, Write, write},
             stored::Stored,
         },
@@ -104,13 +104,15 @@ pub(super) enum Purpose {
     Other,
 }
 
+type Decide = dyn Fn(&mut LockRecord, Moment) -> bool + Send + Sync;
+
 /// A [step](super::step) that waits for others on its record.
 pub(super) struct Job {
     pub(super) purpose: Purpose,
     /// The record as it was read before.
     pub(super) found: Option<Stored>,
     /// Decides, and keeps the answer. True if the answer must be durable.
-    pub(super) decide: Box<dyn Fn(&mut LockRecord, Moment) -> bool + Send + Sync>,
+    pub(super) decide: Box<Decide>,
 }
 
 impl fmt::Debug for Job {

@@ -2,11 +2,13 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 pub(in crate::store) use mongodb::bson::Bson;
-use mongodb::bson::{Binary, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype};
+use mongodb::bson::{
+    Binary, DateTime, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype,
+};
 use mongodb::error::{Error, ErrorKind};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
@@ -14,6 +16,7 @@ use uuid::Uuid;
 use crate::{
     error::BoxError,
     key::{LockId, LockKey},
+    lock::{Aid, Holder, LockToken},
     store::{StoredDocument, readable},
 };
 
@@ -188,6 +191,39 @@ pub(super) fn number(value: &Bson) -> Option<f64> {
 /// crate cannot represent. Nobody can lock them here.
 pub(super) fn key_in(collection: &str, record: &Document) -> Option<LockKey> {
     LockKey::new(collection, LockId::from_bson(record.get("_id")?)?).ok()
+}
+
+/// The session in this field; empty if there is none.
+pub(super) fn aid_in(record: &Document, field: &str) -> Aid {
+    Aid::from(record.get_str(field).unwrap_or_default().to_owned())
+}
+
+pub(super) fn token_in(grant: &Document) -> Option<LockToken> {
+    grant.get_str("token").ok().and_then(|token| token.parse().ok())
+}
+
+/// The person in this field.
+pub(super) fn holder_in(record: &Document, field: &str) -> Option<Holder> {
+    let stored = record.get_document(field).ok()?;
+    let holder = Holder::new(stored.get_str("label").ok()?);
+    Some(match stored.get_str("user") {
+        Ok(user) => holder.of_user(user),
+        Err(_) => holder,
+    })
+}
+
+pub(super) fn in_our_time(millis: i64) -> Duration {
+    /// Longer than any lock, and short enough for an `Instant`.
+    const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    Duration::from_millis(millis.try_into().unwrap_or(0)).min(FOREVER)
+}
+
+/// A date that can be shown. Foreign programs write any date, but RFC 3339 has only years of four
+/// digits.
+pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
+    const END_OF_9999: i64 = 253_402_300_799_999;
+    let millis = date.map_or(0, DateTime::timestamp_millis).clamp(0, END_OF_9999);
+    DateTime::from_millis(millis).to_system_time()
 }
 
 /// The documents in this array.

@@ -32,7 +32,7 @@ use crate::{
                 has_lost_connection, not_sent, store_error, unavailable,
             },
             grant::{Target, and_live, renewed_exclusive},
-            record::{Exactly, by_id},
+            ids::{Exactly, by_id},
             send::Write,
         },
     },

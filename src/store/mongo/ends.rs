@@ -63,10 +63,9 @@ use crate::{
         Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
             Call, MongoStore,
-            codec::{self, documents, is, millis},
+            codec::{self, aid_in, documents, is, millis},
             ends::{former::traces, overdue::Expired},
             error::{Result, is_duplicate_id},
-            record::aid_in,
             release::{Grants, Leased},
             send::{self, LIMIT, Write, refusals, rows, run},
         },

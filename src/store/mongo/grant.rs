@@ -3,7 +3,7 @@
 //!
 //! Two rules keep strings from users from being read as operators: in a filter, write `{field: {$eq:
 //! …}}`; in a pipeline, write `{$literal: …}`. Only `_id` may stand without an operator: see
-//! [`by_id`](super::record::by_id).
+//! [`by_id`](super::ids::by_id).
 //!
 //! An error in an expression would make the document unlockable forever, whatever a foreign program
 //! wrote there. So every expression checks the type before it calculates, and stays within bounds.
@@ -19,7 +19,7 @@ use crate::{
         Acquisition, Rules,
         mongo::{
             codec::{is, millis},
-            record::by_id,
+            ids::by_id,
         },
     },
 };
@@ -52,6 +52,10 @@ impl Target {
     pub(super) fn untold(attempts: &[Acquisition]) -> Option<Self> {
         let tokens = attempts.iter().map(|it| it.token.to_string()).collect();
         Some(Self { tokens, unless_told: true, ..Self::of(attempts.first()?) })
+    }
+
+    pub(super) fn aid(&self) -> &Aid {
+        &self.aid
     }
 
     /// Matches the record of the lock.

@@ -22,7 +22,7 @@ use crate::{
             codec::{self, is},
             error::{Result, unavailable},
             grant::{is_live, of_sessions},
-            record::{Exactly, by_id, has_text_ids, simple},
+            ids::{Exactly, by_id, has_text_ids, simple},
             send::{Both, LONGEST_WAIT, raw_rows, rows},
             stored::{Stored, decode, moment},
         },

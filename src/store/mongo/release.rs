@@ -23,8 +23,8 @@ use crate::{
             admission::Purpose,
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
             grant::{Target, exclusive_of, is_live, of_sessions},
+            ids::exactly,
             read::Fetched,
-            record::exactly,
             send::{LIMIT, Write, acknowledged, number_of, refusals, rows, run},
             step::{Decided, Rule},
             stored::lease,
@@ -86,6 +86,12 @@ impl Grants {
     }
 }
 
+/// The fields of an exclusive lock in its record, without the fence.
+const OF_GRANT: [&str; 14] = [
+    "ts", "ttl", "aid", "token", "since", "holder", "tab", "page", "until", "leaving", "again",
+    "taken", "due", "saved",
+];
+
 /// A lock of a session, with the name of its lease.
 pub(super) struct Leased {
     pub(super) lock: Lock,
@@ -120,15 +126,26 @@ impl Call<'_> {
             Removal::Retract(attempts) => Target::untold(attempts),
             Removal::Break { .. } => None,
         };
-        // delete returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
-        // given back before, never granted, or this is the repetition of a delete whose reply was
+        // delete or update returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
+        // given back before, never granted, or this is the repetition of a command whose reply was
         // lost.
-        if let Some(it) = target.filter(|it| !rules.fenced && it.mode == Mode::Exclusive) {
-            // An exclusive lock is alone in its record, unless the record has a queue.
-            let gone =
-                if rules.fair { self.delete_alone(&it).await? } else { self.delete(&it).await? };
-            if gone || !rules.fair {
-                self.seen.gone(&it.id);
+        if let Some(it) = target {
+            let is_plain = it.mode == Mode::Exclusive && !rules.fair && !rules.fenced;
+            let gone = match it.mode {
+                Mode::Exclusive if rules.fenced => self.leave_fence(&it).await?,
+                // An exclusive lock is alone in its record, unless the record has a queue.
+                Mode::Exclusive if is_plain => self.delete(&it).await?,
+                Mode::Exclusive => self.delete_alone(&it).await?,
+                // Probably the only reader.
+                Mode::Shared if !rules.fenced && self.seen.is_held_by(&it.id, it.aid()) => {
+                    self.delete_alone(&it).await?
+                }
+                Mode::Shared => false,
+            };
+            if gone || is_plain {
+                if !rules.fenced {
+                    self.seen.gone(&it.id);
+                }
                 return Ok(gone);
             }
         }
@@ -197,6 +214,15 @@ impl Call<'_> {
             }
         });
         gone.await
+    }
+
+    /// Removes an exclusive lock that nobody waits for from a record that stays for its fence.
+    async fn leave_fence(&self, it: &Target) -> Result<bool> {
+        let mut filter = it.alone(&self.rules);
+        filter.insert("queue", doc! { "$exists": false });
+        let gone: Document = OF_GRANT.iter().map(|it| ((*it).to_owned(), "".into())).collect();
+        let by = Write::One(doc! { "$unset": gone });
+        Ok(self.write_one(&it.id, filter, &by).await? > 0)
     }
 
     async fn delete_alone(&self, it: &Target) -> Result<bool> {

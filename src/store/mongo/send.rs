@@ -30,7 +30,7 @@ use crate::{
             },
             grant::Target,
             group::{AT_ONCE, Group},
-            record::exactly,
+            ids::exactly,
             stored::Stored,
         },
     },

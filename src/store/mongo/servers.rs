@@ -22,10 +22,9 @@ use crate::{
         Deadline, Fleet, Servers, StoreResult,
         mongo::{
             FROZEN, MongoStore, SERVERS,
-            codec::{self, millis},
+            codec::{self, millis, presentable},
             collection::primary,
             error::Doing,
-            record::presentable,
             send::{modified, row},
         },
     },

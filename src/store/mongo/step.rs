@@ -25,7 +25,7 @@ use crate::{
             Call,
             admission::{Job, Purpose},
             error::{Odd, Result, is_duplicate_id, unavailable, unwritten},
-            record::by_id,
+            ids::by_id,
             send::{Insert, LIMIT, Write, acknowledged, number_of, refusals, run},
             stored::{Stored, at, decode, difference, encode, moment},
         },
@@ -120,7 +120,7 @@ impl Call<'_> {
                 let moment = stored.moment;
                 (decode(&stored.fields, &self.rules, moment), moment)
             }
-            None => (Record::default(), self.time().await?),
+            None => (Record::default(), self.time(self.rules.fenced || self.rules.fair).await?),
         })
     }
 
@@ -229,10 +229,10 @@ impl Call<'_> {
 
     /// The server's time: as a recent reply has told it, or else by a question.
     ///
-    /// Fencing tokens and tickets must rise over all servers, so they are never drawn from an earlier time.
-    pub(super) async fn time(&self) -> Result<Moment> {
+    /// Fencing tokens and tickets must rise over all servers, so whoever `draws` one must ask.
+    pub(super) async fn time(&self, draws: bool) -> Result<Moment> {
         let clock = &self.store.inner.clock;
-        if let Some(recent) = clock.recent().filter(|_| !self.rules.fenced && !self.rules.fair) {
+        if let Some(recent) = clock.recent().filter(|_| !draws) {
             return Ok(recent);
         }
         let asked = Instant::now();

@@ -10,9 +10,12 @@ use crate::{
     store::{
         Place, Rules, Ticket,
         mongo::{
-            codec::{self, documents, millis, number},
+            codec::{
+                self, aid_in, documents, holder_in, in_our_time, millis, number, presentable,
+                token_in,
+            },
             error::Result,
-            record::{aid_in, by_id, holder_in, in_our_time, presentable, token_in},
+            ids::by_id,
             watch::{read_taken, taken_text},
         },
         record::{Grant, LONGEST_LEASE, Moment, Queued, Record},

@@ -24,7 +24,7 @@ use crate::{
             Call, HeldLock, MongoStore, codec,
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
-            record::{Exactly, by_id},
+            ids::{Exactly, by_id},
         },
     },
 };

@@ -114,7 +114,8 @@ async fn next(stream: &mut ChangeStream<Document>, at: &Prepared) -> Result<Opti
         };
         // Nobody waits here for a document whose id this crate cannot represent.
         let key = codec::key_in(collection, document);
-        if let Some(key) = key.as_ref().filter(|_| event.get_str("operationType") == Ok("delete")) {
+        let is_gone = event.get_str("operationType").is_ok_and(|it| it == "delete");
+        if let Some(key) = key.as_ref().filter(|_| is_gone) {
             // The next claim of a waiter here comes as soon as that of a waiter of the server that released the lock.
             at.seen.gone(key.id());
         }

@@ -12,10 +12,9 @@ use crate::{
     store::{
         News, NewsId, Outbox, Query, Settled,
         mongo::{
-            codec::{self, is, millis},
+            codec::{self, aid_in, holder_in, is, millis, presentable},
             ends::{Ends, more_in, names_of, released},
             error::Result,
-            record::{aid_in, holder_in, presentable},
             send::{Write, rows},
         },
     },

@@ -12,12 +12,11 @@ use crate::{
     lock::{Aid, LockToken, Mode},
     store::{
         mongo::{
-            codec::{is, millis},
+            codec::{aid_in, is, millis},
             ends::{Ends, Held, former::traces},
             error::Result,
             grant::{is_live, nothing_held},
             read::{Fetched, whole},
-            record::aid_in,
             send::rows,
             stored::lease,
         },

@@ -10,7 +10,7 @@ use crate::{
     store::{
         Swept,
         mongo::{
-            codec::{documents, millis},
+            codec::{aid_in, documents, millis},
             ends::{
                 Ends, Held, NAMES_AT_ONCE, Names, by_aid, has_step, is_for_good, is_noted, leases,
                 locks, name, overdue::Expired, released, untold,
@@ -18,7 +18,6 @@ use crate::{
             error::Result,
             grant::{and_live, exclusive_of, is_live, shared_of},
             read::Fetched,
-            record::aid_in,
             release::Grants,
             send::{Write, rows},
             step::Decided,

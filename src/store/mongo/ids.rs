@@ -1,17 +1,12 @@
-//! The record of a lock: its filter, and the values of single fields.
-
-use std::time::{Duration, SystemTime};
+//! Looks for a record or a document by its id.
 
 use mongodb::{
     action,
-    bson::{Bson, DateTime, Document, doc},
+    bson::{Bson, Document, doc},
     options::Collation,
 };
 
-use crate::{
-    key::LockId,
-    lock::{Aid, Holder, LockToken},
-};
+use crate::key::LockId;
 
 /// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
 /// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
@@ -68,37 +63,4 @@ pub(super) fn exactly(mut statement: Document, filter: &str) -> Document {
         statement.insert("collation", doc! { "locale": simple().locale });
     }
     statement
-}
-
-/// The session in this field; empty if there is none.
-pub(super) fn aid_in(record: &Document, field: &str) -> Aid {
-    Aid::from(record.get_str(field).unwrap_or_default().to_owned())
-}
-
-pub(super) fn token_in(grant: &Document) -> Option<LockToken> {
-    grant.get_str("token").ok().and_then(|token| token.parse().ok())
-}
-
-/// The person in this field.
-pub(super) fn holder_in(record: &Document, field: &str) -> Option<Holder> {
-    let stored = record.get_document(field).ok()?;
-    let holder = Holder::new(stored.get_str("label").ok()?);
-    Some(match stored.get_str("user") {
-        Ok(user) => holder.of_user(user),
-        Err(_) => holder,
-    })
-}
-
-pub(super) fn in_our_time(millis: i64) -> Duration {
-    /// Longer than any lock, and short enough for an `Instant`.
-    const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-    Duration::from_millis(millis.try_into().unwrap_or(0)).min(FOREVER)
-}
-
-/// A date that can be shown. Foreign programs write any date, but RFC 3339 has only years of four
-/// digits.
-pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
-    const END_OF_9999: i64 = 253_402_300_799_999;
-    let millis = date.map_or(0, DateTime::timestamp_millis).clamp(0, END_OF_9999);
-    DateTime::from_millis(millis).to_system_time()
 }
