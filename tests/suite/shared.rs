@@ -1,7 +1,7 @@
 //! Stored readers, fences and places: the cost of each verb. Also: no record, whoever wrote it, blocks
 //! a document forever.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use actix_doclock::{
     TryAcquire,
     limits::MAX_READERS,
     store::{
-        Acquisition, Active, Claim, Named, Place, Rules, Saved, StoredDocument, Ticket, Turn,
-        Waiters,
+        Acquisition, Active, Claim, Named, PageId, Place, Rules, Saved, StoredDocument, Ticket,
+        Turn, Waiters,
     },
 };
 use doclock_conformance::Shorthand;
@@ -237,6 +237,46 @@ async fn each_verb_on_readers_is_a_read_and_a_write_except_the_first_and_refusal
     assert_eq!(commands.take(), ["delete", "find", "update"], "it took the last lock");
     release(&store, &alone).await;
     assert_eq!(commands.take(), ["find", "delete"], "the only reader's record is deleted");
+}
+
+/// The usual re-entry is a command of its own. A server that does not know the holder takes a step.
+#[tokio::test]
+async fn a_reentry_by_one_command_changes_what_the_rules_change() {
+    let (knows, commands, database) = counted(Rules::new(TTL)).await;
+    let learns = on(&database, Rules::new(TTL)).await;
+    for n in 0..8 {
+        let (tab, page) = (n & 1 > 0, n & 2 > 0);
+        let id = |name: &str| key(&format!("{name} {n}"));
+        let first = Claim {
+            ttl: if n & 4 > 0 { 2 * TTL } else { TTL },
+            tab: tab.then(TabId::new),
+            page: Some(PageId::new()),
+            ..claim(Mode::Exclusive)
+        };
+        let again = Claim {
+            ttl: TTL,
+            page: page.then(PageId::new),
+            holder: Holder::new("another name").of_user("her id"),
+            ..first.clone()
+        };
+        let mut changed = Vec::new();
+        for (name, store) in [("a", &knows), ("b", &learns)] {
+            for (server, of) in [(&knows, &first), (store, &again)] {
+                commands.take();
+                let claim = Claim { token: LockToken::new(), ..of.clone() };
+                let _ = server.try_acquire(&id(name), &claim, Deadline::NONE).await.unwrap();
+            }
+            let is_one = commands.take() == ["findAndModify"];
+            assert_eq!(is_one, name == "a", "{n}");
+            let mut stored = record(&database, &id(name)).await.unwrap();
+            assert!(stored.get_bool("again").unwrap());
+            for differs in ["_id", "ts", "token", "since"] {
+                assert!(stored.remove(differs).is_some(), "{differs}");
+            }
+            changed.push(stored.into_iter().collect::<BTreeMap<_, _>>());
+        }
+        assert_eq!(changed[0], changed[1], "{n}");
+    }
 }
 
 #[tokio::test]
