@@ -25,9 +25,12 @@ pub(in crate::store) struct Moment {
     pub(in crate::store) date: SystemTime,
 }
 
+/// Longer than any lock. A foreign program may write any date, and an `Instant` has an end.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 impl Moment {
     fn instant_of(self, time: Duration) -> Instant {
-        self.read + time.saturating_sub(self.now)
+        self.read + time.saturating_sub(self.now).min(FOREVER)
     }
 
     /// In milliseconds since 1970.

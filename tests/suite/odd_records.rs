@@ -84,10 +84,10 @@ fn repeating(is_live: bool) -> Vec<(&'static str, Members)> {
     let ts = || ("ts", Odd::from(date(is_live)));
     let aid = || ("aid", Odd::from("theirs"));
     let label = |text: &str| ("label", Odd::from(text));
+    let token = || ("token", Odd::from("6f3b1a52-6c2e-4a5e-9f00-000000000000"));
     let reader = || {
         let ttl = ("ttl", Odd::from(60_000_i64));
-        let token = ("token", Odd::from("6f3b1a52-6c2e-4a5e-9f00-000000000000"));
-        within(&[aid(), ts(), ttl, token, label("x"), label("y")])
+        within(&[aid(), ts(), ttl, token(), label("x"), label("y")])
     };
     vec![
         ("the date", vec![ts(), ts(), aid()]),
@@ -97,6 +97,7 @@ fn repeating(is_live: bool) -> Vec<(&'static str, Members)> {
         ("a reader", vec![ts(), ("readers", Odd::Elements(vec![reader(), reader()]))]),
         ("in the queue", vec![ts(), aid(), ("queue", Odd::Elements(vec![reader()]))]),
         ("a token", vec![ts(), aid(), ("token", "t".into()), ("token", "u".into())]),
+        ("a lock of this crate", vec![ts(), aid(), aid(), token(), ("ttl", 60_000_i64.into())]),
     ]
 }
 

@@ -168,7 +168,7 @@ impl Call<'_> {
                 *record = before;
                 return Decided { answer: Err(former), is_promise: false };
             }
-            let is_refusal = matches!(answer, TryAcquire::Held(_) | TryAcquire::Lost(_));
+            let is_refusal = matches!(answer, TryAcquire::Held(_));
             Decided { answer: Ok(answer), is_promise: !is_refusal }
         };
         self.step(id, Purpose::Claim, decide).await

@@ -109,8 +109,8 @@ type Decide = dyn Fn(&mut LockRecord, Moment) -> bool + Send + Sync;
 /// A [step](super::step) that waits for others on its record.
 pub(super) struct Job {
     pub(super) purpose: Purpose,
-    /// The record as it was read before.
-    pub(super) found: Option<Stored>,
+    /// The record as it was read before, and when.
+    pub(super) found: (Option<Stored>, Moment),
     /// Decides, and keeps the answer. True if the answer must be durable.
     pub(super) decide: Box<Decide>,
 }
@@ -163,15 +163,16 @@ impl Admission {
 
     /// The steps on this record, as long as one of them is under way.
     pub(super) fn steps<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Steps>)> {
-        let (pending, _) = self.join(id)?;
+        // Whoever leads them writes, too.
+        let (pending, _) = self.join(id, WAITING_FOR_ONE_RECORD)?;
         let steps = Arc::clone(&self.records.lock().entry(id).steps);
         Ok((pending, steps))
     }
 
-    fn join<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Semaphore>)> {
+    fn join<'a>(&'a self, id: &'a LockId, most: usize) -> Result<(Pending<'a>, Arc<Semaphore>)> {
         let mut records = self.records.lock();
         let record = records.entry(id);
-        if record.writes >= WAITING_FOR_ONE_RECORD {
+        if record.writes >= most {
             return Err(not_sent());
         }
         record.writes += 1;
@@ -217,7 +218,7 @@ impl Call<'_> {
         if self.admission.has_lost_server(id) {
             self.look_before_writing(id).await?;
         }
-        let (pending, permits) = self.admission.join(id)?;
+        let (pending, permits) = self.admission.join(id, 2 * WAITING_FOR_ONE_RECORD)?;
         let own = permit(permits, latest).await?;
         let is_stuck = self.admission.records.lock().of.get(id).is_some_and(|it| it.is_stuck);
         let way = match is_stuck {
@@ -348,7 +349,8 @@ mod tests {
         let admission = Admission::new(Shared::new());
         let ids: Vec<_> = (0..10 * REMEMBERED as i64).map(LockId::from).collect();
         let (used, unused) = ids.split_at(3 * REMEMBERED);
-        let users: Vec<_> = used.iter().map(|id| admission.join(id).unwrap()).collect();
+        let users: Vec<_> =
+            used.iter().map(|id| admission.join(id, WAITING_FOR_ONE_RECORD).unwrap()).collect();
         assert_eq!(
             admission.records.lock().sweep_at,
             4 * REMEMBERED,

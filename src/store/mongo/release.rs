@@ -86,6 +86,9 @@ impl Grants {
     }
 }
 
+/// How many records are changed at the same time, if a verb is about many.
+const AT_ONCE: usize = 16;
+
 /// The fields of an exclusive lock in its record, without the fence.
 const OF_GRANT: [&str; 14] = [
     "ts", "ttl", "aid", "token", "since", "holder", "tab", "page", "until", "leaving", "again",
@@ -173,7 +176,12 @@ impl Call<'_> {
             };
             self.step(seen.key.id(), Purpose::Other, mark)
         };
-        if !self.until.until_majority(mark).await?.0 {
+        let (is_broken, _) = match self.until.until_majority(mark).await {
+            // It cannot be changed, but it can be deleted.
+            Err(e) if is_odd(&e) => return Ok(released(self.remove(removal).await?)),
+            marked => marked?,
+        };
+        if !is_broken {
             return Ok(Released::AlreadyGone);
         }
         // The lock is broken, whether or not its record is removed now, so the caller does not wait long.
@@ -219,7 +227,7 @@ impl Call<'_> {
     /// Removes an exclusive lock that nobody waits for from a record that stays for its fence.
     async fn leave_fence(&self, it: &Target) -> Result<bool> {
         let mut filter = it.alone(&self.rules);
-        filter.insert("queue", doc! { "$exists": false });
+        filter.extend(doc! { "queue": { "$exists": false }, "fence": { "$exists": true } });
         let gone: Document = OF_GRANT.iter().map(|it| ((*it).to_owned(), "".into())).collect();
         let by = Write::One(doc! { "$unset": gone });
         Ok(self.write_one(&it.id, filter, &by).await? > 0)
@@ -356,9 +364,12 @@ impl Call<'_> {
         let found = self.primary.find(filter).projection(doc! { "_id": 1 });
         let found = rows(found.max_time(self.until.read_limit())).await?;
         let ids: Vec<_> = found.iter().filter_map(|it| LockId::from_bson(it.get("_id")?)).collect();
-        // The gate lets a few of them write at the same time.
-        let steps = ids.iter().map(|id| self.step(id, Purpose::Other, rule.clone()));
-        join_all(steps).await.into_iter().filter(|done| !done.as_ref().is_err_and(is_odd)).collect()
+        let mut steps = Vec::new();
+        for some in ids.chunks(AT_ONCE) {
+            let some = some.iter().map(|id| self.step(id, Purpose::Other, rule.clone()));
+            steps.extend(join_all(some).await);
+        }
+        steps.into_iter().filter(|done| !done.as_ref().is_err_and(is_odd)).collect()
     }
 }
 

@@ -17,13 +17,16 @@ use mongodb::{
     error::Error,
 };
 use parking_lot::Mutex;
+use tokio::time::sleep;
 
 use crate::{
     key::LockId,
+    random,
     store::{
         mongo::{
             Call,
             admission::{Job, Purpose},
+            codec::millis,
             error::{Odd, Result, is_duplicate_id, unavailable, unwritten},
             ids::by_id,
             send::{Insert, LIMIT, Write, acknowledged, number_of, refusals, run},
@@ -90,8 +93,8 @@ impl Call<'_> {
         purpose: Purpose,
         rule: impl Rule<T>,
     ) -> Result<T> {
-        let found = self.look(id).await?;
-        let (mut record, moment) = self.decoded(found.as_ref()).await?;
+        let found = self.looked(id).await?;
+        let (mut record, moment) = (self.decoded(&found), found.1);
         let before = record.clone();
         let Decided { answer, is_promise } = rule(&mut record, moment);
         if record == before && !is_promise {
@@ -108,20 +111,28 @@ impl Call<'_> {
         let (_pending, steps) = self.admission.steps(id)?;
         let until = if purpose == Purpose::Claim { self.until } else { self.until.or_soon() };
         let call = self.with(until);
-        let step = async |jobs: Vec<Job>| call.step_together(id, &jobs).await;
+        let for_all = self.with(self.until.or_soon());
+        let step = async |jobs: Vec<Job>| {
+            let call = if jobs.len() > 1 { &for_all } else { &call };
+            call.step_together(id, &jobs).await
+        };
         steps.submit(job, until.send_by(), step).await?;
         let answer = answer.lock().take();
         answer.ok_or_else(|| unavailable("the step has no answer"))
     }
 
-    async fn decoded(&self, found: Option<&Stored>) -> Result<(Record, Moment)> {
-        Ok(match found {
-            Some(stored) => {
-                let moment = stored.moment;
-                (decode(&stored.fields, &self.rules, moment), moment)
-            }
-            None => (Record::default(), self.time(self.rules.fenced || self.rules.fair).await?),
-        })
+    async fn looked(&self, id: &LockId) -> Result<(Option<Stored>, Moment)> {
+        let found = self.look(id).await?;
+        let moment = match &found {
+            Some(stored) => stored.moment,
+            None => self.time(self.rules.fenced || self.rules.fair).await?,
+        };
+        Ok((found, moment))
+    }
+
+    fn decoded(&self, (found, moment): &(Option<Stored>, Moment)) -> Record {
+        let record = found.as_ref().map(|it| decode(&it.fields, &self.rules, *moment));
+        record.unwrap_or_default()
     }
 
     /// The outcome of each job.
@@ -140,11 +151,19 @@ impl Call<'_> {
         let is_claim = jobs.iter().all(|job| job.purpose == Purpose::Claim);
         let purpose = if is_claim { Purpose::Claim } else { Purpose::Other };
         for attempt in 0..ATTEMPTS {
+            if attempt > 0 && purpose == Purpose::Claim {
+                self.until.in_time()?;
+            }
+            if attempt > 1 {
+                // Other servers change it, too.
+                let pause = u64::from(random::uuid().as_bytes()[0]) % (2 * attempt as u64);
+                sleep(Duration::from_millis(pause)).await;
+            }
             let found = match jobs {
                 [job] if attempt == 0 => job.found.clone(),
-                _ => self.look(id).await?,
+                _ => self.looked(id).await?,
             };
-            let (before, moment) = self.decoded(found.as_ref()).await?;
+            let (before, moment) = (self.decoded(&found), found.1);
             let (mut after, mut is_promise) = (before.clone(), false);
             for (job, changes) in jobs.iter().zip(&mut *changes) {
                 let earlier = after.clone();
@@ -152,7 +171,7 @@ impl Call<'_> {
                 *changes = after != earlier;
             }
             if after == before && !is_promise
-                || self.replace(id, purpose, found.as_ref(), &before, &after, moment).await?
+                || self.replace(id, purpose, found.0.as_ref(), &before, &after, moment).await?
             {
                 return Ok(());
             }
@@ -236,7 +255,8 @@ impl Call<'_> {
             return Ok(recent);
         }
         let asked = Instant::now();
-        let hello = self.store.database().run_command(doc! { "hello": 1 }).await?;
+        let hello = doc! { "hello": 1, "maxTimeMS": millis(self.until.read_limit()) };
+        let hello = self.store.database().run_command(hello).await?;
         let now = hello.get_datetime("localTime").map_err(Error::custom)?;
         clock.told(asked, *now);
         Ok(moment(*now, asked))

@@ -54,7 +54,8 @@ impl Stored {
             doc! { "$eq": [now, { "$literal": read.collect::<Document>() }] }
         } else {
             // Whoever renews or takes the lock changes its date.
-            let ts = self.fields.get("ts").cloned().unwrap_or(Bson::Null);
+            let first = self.raw.get("ts").ok().flatten();
+            let ts = first.and_then(|ts| Bson::try_from(ts).ok()).unwrap_or(Bson::Null);
             doc! { "$eq": [{ "$ifNull": ["$ts", Bson::Null] }, { "$literal": ts }] }
         };
         filter.insert("$expr", same);
@@ -201,15 +202,6 @@ pub(super) fn encode(
         }
         fields
     };
-    let with_queue = |record: &mut Document| {
-        if rules.fenced && after.fence > 0 {
-            record.insert("fence", after.fence as i64);
-        }
-        if rules.fair {
-            let queue: Vec<_> = after.queue.iter().map(in_queue).collect();
-            set(record, "queue", (!queue.is_empty()).then(|| queue.into()));
-        }
-    };
     let mut record = by_id(id);
     let due = match &after.grants[..] {
         [grant] if grant.mode == Mode::Exclusive => {
@@ -228,7 +220,7 @@ pub(super) fn encode(
             readers.iter().map(Grant::expires).min()
         }
     };
-    with_queue(&mut record);
+    set_fence_and_queue(&mut record, after, rules);
     if after.is_shared() {
         let newest = after.grants.iter().map(|it| it.ts).max().unwrap_or_default();
         let last = after.grants.iter().map(Grant::expires).max().unwrap_or_default();
@@ -236,6 +228,16 @@ pub(super) fn encode(
     }
     set(&mut record, "due", due.map(|due| at(due).into()));
     record
+}
+
+fn set_fence_and_queue(fields: &mut Document, record: &Record, rules: &Rules) {
+    if rules.fenced && record.fence > 0 {
+        fields.insert("fence", record.fence as i64);
+    }
+    if rules.fair {
+        let queue: Vec<_> = record.queue.iter().map(in_queue).collect();
+        set(fields, "queue", (!queue.is_empty()).then(|| queue.into()));
+    }
 }
 
 fn set(fields: &mut Document, name: &str, value: Option<Bson>) {
@@ -319,7 +321,11 @@ fn collect(
                 for (n, new) in new.iter().enumerate().filter(|(n, new)| old.get(*n) != Some(new)) {
                     let path = format!("{path}.{n}");
                     let old = old.get(n).and_then(Bson::as_document);
-                    match old.zip(new.as_document()) {
+                    // Another reader or place is written as a whole, so that watchers are told.
+                    let is_same = |(old, new): &(&Document, &Document)| {
+                        ["token", "aid", "server"].iter().all(|it| old.get(it) == new.get(it))
+                    };
+                    match old.zip(new.as_document()).filter(is_same) {
                         Some((old, new)) => collect(&format!("{path}."), old, new, set, unset),
                         None => drop(set.insert(path, new.clone())),
                     }
@@ -341,4 +347,24 @@ pub(super) fn lease(grant: &Grant) -> Option<String> {
 
 pub(super) fn moment(now: DateTime, read: std::time::Instant) -> Moment {
     Moment { now: since_1970(now), read, date: now.to_system_time() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A change stream leaves out what looks like a renewal.
+    #[test]
+    fn a_renewed_reader_is_written_by_its_fields_and_another_reader_as_a_whole() {
+        let reader = |token: &str, ts: i64| doc! { "token": token, "aid": token, "ts": ts };
+        let before = doc! { "readers": [reader("a", 1), reader("b", 1)], "due": 1 };
+        let renewed = doc! { "readers": [reader("a", 1), reader("b", 2)], "due": 1 };
+        assert_eq!(difference(&before, &renewed), doc! { "$set": { "readers.1.ts": 2_i64 } });
+        let other = doc! { "readers": [reader("b", 1), reader("c", 1)] };
+        let set = doc! { "readers.0": reader("b", 1), "readers.1": reader("c", 1) };
+        assert_eq!(difference(&before, &other), doc! { "$set": set, "$unset": { "due": "" } });
+        let fewer = doc! { "readers": [reader("b", 1)], "due": 1 };
+        let set = doc! { "readers": [reader("b", 1)] };
+        assert_eq!(difference(&before, &fewer), doc! { "$set": set });
+    }
 }

@@ -28,7 +28,10 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Overdue {
     pub(super) expired: BTreeMap<Aid, Vec<Expired>>,
+    /// How many expired grants, traces and left-over records there are. No more grants than the limit are taken at a
+    /// time: a record with a thousand readers comes again.
     pub(super) records: usize,
+    limit: usize,
     /// Records that are no longer needed, by their collections.
     pub(super) left_over: BTreeMap<String, Vec<Bson>>,
     /// Ends that another worker began but did not finish.
@@ -69,11 +72,11 @@ impl Ends<'_> {
     /// The first query of a sweep, and the only one if nothing is overdue. It returns everything that may
     /// have to be done, and the time of the next sweep. Each part is an index range.
     pub(super) async fn find(&self, limit: usize) -> Result<Overdue> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let most = i64::try_from(limit).unwrap_or(i64::MAX);
         let ended = self.store.inner.ended.name();
         let mut stages = vec![
             doc! { "$match": self.waits_for("release") },
-            doc! { "$limit": limit },
+            doc! { "$limit": most },
             doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
             doc! { "$unionWith": { "coll": ended, "pipeline": [
                 { "$match": self.waits_for(doc! { "$in": ["announce", "tell"] }) },
@@ -81,16 +84,16 @@ impl Ends<'_> {
                 { "$project": { "_id": 0, "announcement": "$_id" } },
             ] } },
             doc! { "$unionWith": {
-                "coll": ended, "pipeline": traces(ended, self.collections, None, limit),
+                "coll": ended, "pipeline": traces(ended, self.collections, None, most),
             } },
         ];
         for collection in self.collections {
             let at = self.call(collection)?;
             let ttl = at.rules.ttl;
             for part in [
-                overdue_by_ts(collection, ttl, limit),
+                overdue_by_ts(collection, ttl, most),
                 next_by_ts(ttl),
-                overdue_by_due(collection, ttl, limit),
+                overdue_by_due(collection, ttl, most),
                 next_by_due(),
             ] {
                 stages.push(doc! { "$unionWith": { "coll": at.primary.name(), "pipeline": part } });
@@ -98,7 +101,7 @@ impl Ends<'_> {
         }
         let asked = Instant::now();
         let found = self.store.inner.ended.aggregate(stages).max_time(self.until.read_limit());
-        let mut overdue = Overdue::default();
+        let mut overdue = Overdue { limit, ..Overdue::default() };
         for row in rows(found).await? {
             match row.get_str("records") {
                 Ok(collection) => {
@@ -114,7 +117,7 @@ impl Ends<'_> {
     // aggregate in each collection returns: the records with expired locks.
     pub(super) async fn overdue(&self, limit: usize) -> Result<Vec<Aid>> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut overdue = Overdue::default();
+        let mut overdue = Overdue { limit: usize::MAX, ..Overdue::default() };
         for collection in self.collections {
             let at = self.call(collection)?;
             for query in [overdue_by_ts, overdue_by_due] {
@@ -155,10 +158,10 @@ impl Overdue {
     }
 
     fn add_record(&mut self, Fetched { key, record, moment }: Fetched) {
-        self.records += 1;
         let (live, expired): (Vec<_>, Vec<_>) =
             record.grants.iter().partition(|it| it.is_live(moment.now));
         if record.grants.is_empty() && record.queue.iter().all(|it| it.until <= moment.now) {
+            self.records += 1;
             let left_over = self.left_over.entry(key.collection().to_owned()).or_default();
             left_over.push(key.id().into());
         }
@@ -166,8 +169,13 @@ impl Overdue {
             self.comes_next_in(first - moment.now);
         }
         for grant in expired {
-            let expired = Expired::of_grant(&key, grant);
-            self.expired.entry(grant.aid.clone()).or_default().extend(expired);
+            if self.records >= self.limit {
+                return;
+            }
+            if let Some(expired) = Expired::of_grant(&key, grant) {
+                self.records += 1;
+                self.expired.entry(grant.aid.clone()).or_default().push(expired);
+            }
         }
     }
 }
@@ -210,10 +218,10 @@ fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
         { "$not": [is_live(ttl)] },
         // Foreign programs write no token. Their locks must not use up the limit.
         is("$aid", "string"),
-        is("$token", "string"),
         { "$not": [is("$readers", "array")] },
     ] };
-    records(doc! { "ts": { "$type": "date" }, "$expr": expired }, "ts", collection, limit)
+    let expired = doc! { "ts": { "$type": "date" }, "token": a_token(), "$expr": expired };
+    records(expired, "ts", collection, limit)
 }
 
 /// Overdue entries that `ts` does not show: readers, locks with a short ttl, and records kept for
@@ -223,15 +231,17 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
         { "$lte": ["$due", "$$NOW"] },
         { "$or": [is("$readers", "array"), { "$not": [is_live(ttl)] }] },
     ] };
-    let is_ours = [
-        doc! { "token": { "$type": "string" } },
-        doc! { "readers": { "$type": "array" } },
-        nothing_held(),
-    ];
+    let is_ours =
+        [doc! { "token": a_token() }, doc! { "readers.token": a_token() }, nothing_held()];
     let due = doc! {
         "due": { "$type": "date" }, "$expr": expired, "$or": is_ours.to_vec(),
     };
     records(due, "due", collection, limit)
+}
+
+/// Matches the token of a lock of this crate.
+fn a_token() -> Document {
+    doc! { "$regex": "^[0-9a-f-]{36}$" }
 }
 
 fn records(overdue: Document, by: &str, collection: &str, limit: i64) -> Vec<Document> {
