@@ -24,7 +24,7 @@
 //!
 //! *Handover.* A release in this process does not free an exclusive lock for which others wait. It passes
 //! the lock on to the first waiter, its heir, unless that waiter asks already. After 64 handovers in a row
-//! the lock is really released, and nobody here asks for 10 ms, so that other processes get in.
+//! the lock is really released, and nobody here asks for 30 ms, so that other processes get in.
 //!
 //! *Circles.* A waiter that joins, a new holder or a new guard can close a circle. Each such event starts a
 //! [search](deadlock), and the waiters that it finds in a circle are refused.
@@ -67,7 +67,7 @@ pub(super) type Turn = (Ticket, Option<Place>);
 const IN_A_ROW: u32 = 64;
 /// How long no waiter of this process asks after that. It is long enough for news of the release to reach
 /// the other processes, and for one of them to ask.
-const STAND_BACK: Duration = Duration::from_millis(10);
+const STAND_BACK: Duration = Duration::from_millis(30);
 /// After a doubtful grant, the next waiter asks after this time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How many readers ask at the same time; the others follow them.
