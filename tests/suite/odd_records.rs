@@ -1,7 +1,7 @@
 //! Records that other programs write into the collections of this crate: with a name twice, or with a text that is not
 //! UTF-8. None of them stops a server, holds up another record, or makes a document unlockable for ever.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, Lockable, MongoStore, Released,
@@ -9,9 +9,10 @@ use actix_doclock::{
 };
 use mongodb::{
     Database,
-    bson::{DateTime, RawDocumentBuf, doc},
+    bson::{DateTime, Document, RawDocumentBuf, doc},
 };
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use crate::rig::app::{TTL, WorkItem, key};
 use crate::rig::faulty::Faulty;
@@ -152,6 +153,58 @@ async fn a_live_record_with_a_name_twice_is_a_lock_that_can_be_broken() {
             put(&database, collection, &record(Vec::new())).await;
         }
     }
+}
+
+/// Another program has written a name twice into the record of a lock that a session of this server holds. On a server of
+/// its own, which must not stop.
+#[tokio::test]
+async fn no_verb_on_a_lock_whose_record_has_got_a_name_twice_stops_the_server() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let locks = manager(&database).await;
+    for collection in COLLECTIONS {
+        let key = LockKey::new(collection, "a").unwrap();
+        for verb in ["again", "renew", "release", "hand over", "end"] {
+            put(&database, collection, &record(Vec::new())).await;
+            let (aid, holder) = (Aid::new(), Holder::new("alice"));
+            let taken = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
+            let TryAcquire::Granted(lock) = taken else { panic!("{collection}: {taken:?}") };
+            let mut next = tokio::spawn({
+                let (locks, key) = (locks.clone(), key.clone());
+                async move { locks.acquire(&key, Wait::until_acquired()).await.map(drop) }
+            });
+            if verb == "hand over" {
+                let waits = timeout(Duration::from_millis(300), &mut next).await;
+                assert!(waits.is_err(), "{collection}: {waits:?}");
+            } else {
+                next.abort();
+                let _ = (&mut next).await;
+            }
+            let records = database.collection::<Document>(&format!("{collection}.lock"));
+            let stored = records.find_one(doc! { "_id": "a" }).await.unwrap().unwrap();
+            put(&database, collection, &with_a_name_twice(&stored)).await;
+            match verb {
+                "again" => drop(locks.lock_for_session(&key, &aid, &holder).await),
+                "renew" => drop(locks.renew(&aid).await),
+                "end" => drop(locks.end_session(&aid).await),
+                _ => drop(locks.release(&lock).await),
+            }
+            database.run_command(doc! { "ping": 1 }).await.unwrap();
+            next.abort();
+        }
+    }
+}
+
+fn with_a_name_twice(record: &Document) -> RawDocumentBuf {
+    let mut bytes = RawDocumentBuf::try_from(record).unwrap().into_bytes();
+    bytes.pop();
+    for value in [1, 2] {
+        bytes.extend([0x10, b'x', 0, value, 0, 0, 0]);
+    }
+    bytes.push(0);
+    let length = i32::try_from(bytes.len()).unwrap();
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    RawDocumentBuf::from_bytes(bytes).unwrap()
 }
 
 /// Records with texts that are not UTF-8.

@@ -12,8 +12,8 @@ use actix_doclock::{
     TryAcquire,
     limits::MAX_READERS,
     store::{
-        Acquisition, Active, Claim, Named, PageId, Place, Rules, Saved, StoredDocument, Ticket,
-        Turn, Waiters,
+        Acquisition, Active, Claim, Named, PageId, Place, Removal, Rules, Saved, StoredDocument,
+        Ticket, Turn, Waiters,
     },
 };
 use doclock_conformance::Shorthand;
@@ -237,6 +237,22 @@ async fn each_verb_on_readers_is_a_read_and_a_write_except_the_first_and_refusal
     assert_eq!(commands.take(), ["delete", "find", "update"], "it took the last lock");
     release(&store, &alone).await;
     assert_eq!(commands.take(), ["find", "delete"], "the only reader's record is deleted");
+}
+
+/// The command of the second release changes nothing, and its majority is late.
+#[tokio::test]
+async fn a_release_that_finds_nothing_is_not_called_a_release_because_its_majority_is_late() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let store = on(&database, Rules::new(TTL)).await;
+    let goes = takes(&store, "a", Mode::Shared).await;
+    takes(&store, "a", Mode::Shared).await;
+    assert_eq!(release(&store, &goes).await, Released::Released);
+    server.majority_is_late_for("update").await;
+    let goes = Acquisition::of(&goes).unwrap();
+    let until = Deadline::at(Instant::now() + Duration::from_secs(30));
+    let again = store.remove_lock(Removal::Release(&goes), until).await.unwrap();
+    assert_eq!(again, Released::AlreadyGone);
 }
 
 /// The usual re-entry is a command of its own. A server that does not know the holder takes a step.

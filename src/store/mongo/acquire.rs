@@ -178,7 +178,7 @@ impl Call<'_> {
 /// The maximum number of remembered records: 64 KiB for each collection.
 const SLOTS: usize = 4096;
 
-/// Which records exist, and who holds their locks, as far as this process has seen. It hints which command will do, but
+/// The records that exist, and their holders, as far as this process has seen. It hints which command will do, but
 /// decides nothing: two records may share a slot, and this process does not see the changes by other processes.
 #[derive(Debug)]
 pub(super) struct Seen {
@@ -221,7 +221,7 @@ impl Seen {
         self.slot(id, |slot, id| *slot == Slot { id, holder })
     }
 
-    /// Notes that the record exists, and who holds the lock, if that is known.
+    /// Notes that the record exists, and its holder, if that is known.
     pub(super) fn there(&self, id: &LockId, holder: Option<&Aid>) {
         let holder = holder.map_or(0, |aid| self.hash(aid));
         self.slot(id, |slot, id| *slot = Slot { id, holder });

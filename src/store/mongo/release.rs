@@ -153,10 +153,25 @@ impl Call<'_> {
             }
         }
         let Some(id) = removal.key().map(LockKey::id) else { return Ok(false) };
-        let removal = Box::new(Owned::of(removal));
-        let remove = move |record: &mut Record, moment: Moment| {
-            Decided::promise(record.remove(removal.removal(), moment.now))
+        // The step outlives its caller.
+        let remove: Box<Remove> = match removal {
+            Removal::Release(it) => {
+                let it = it.clone();
+                Box::new(move |record, now| record.remove(Removal::Release(&it), now))
+            }
+            Removal::Retract(attempts) => {
+                let attempts = attempts.to_vec();
+                Box::new(move |record, now| record.remove(Removal::Retract(&attempts), now))
+            }
+            Removal::Break { seen, taken } => {
+                let (seen, taken) = (seen.clone(), taken.clone());
+                Box::new(move |record, now| {
+                    record.remove(Removal::Break { seen: &seen, taken: &taken }, now)
+                })
+            }
         };
+        let remove =
+            move |record: &mut Record, moment: Moment| Decided::promise(remove(record, moment.now));
         self.step(id, Purpose::Other, remove).await
     }
 
@@ -373,30 +388,7 @@ impl Call<'_> {
     }
 }
 
-/// A removal that outlives its caller.
-enum Owned {
-    Release(Acquisition),
-    Retract(Vec<Acquisition>),
-    Break(Lock, TakenBy),
-}
-
-impl Owned {
-    fn of(removal: Removal<'_>) -> Self {
-        match removal {
-            Removal::Release(it) => Self::Release(it.clone()),
-            Removal::Retract(attempts) => Self::Retract(attempts.to_vec()),
-            Removal::Break { seen, taken } => Self::Break(seen.clone(), taken.clone()),
-        }
-    }
-
-    fn removal(&self) -> Removal<'_> {
-        match self {
-            Self::Release(it) => Removal::Release(it),
-            Self::Retract(attempts) => Removal::Retract(attempts),
-            Self::Break(seen, taken) => Removal::Break { seen, taken },
-        }
-    }
-}
+type Remove = dyn Fn(&mut Record, Duration) -> bool + Send + Sync;
 
 fn released(gone: bool) -> Released {
     if gone { Released::Released } else { Released::AlreadyGone }

@@ -52,7 +52,7 @@ impl Deadline {
         self.time_left(LIMIT.max(self.waited()))
     }
 
-    /// The deadline of a write that a late read has held up: what was begun in time is completed.
+    /// The deadline of a write that a late read has held up. A verb that began in time is completed.
     pub(super) fn or_soon(self) -> Self {
         let soon = Instant::now() + LIMIT;
         if self.moment().is_some_and(|moment| moment < soon) { Self::at(soon) } else { self }

@@ -41,7 +41,7 @@ const ATTEMPTS: usize = 16;
 /// For how long the server's time that a reply has told may date a new lock.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// What a rule answers.
+/// The answer of a rule.
 pub(super) struct Decided<T> {
     pub(super) answer: T,
     /// True if the answer must be durable even if the record stays as it is: all but refusals.
@@ -180,7 +180,7 @@ impl Call<'_> {
     }
 
     // update or delete returns: 1 → replaced. 0, or error 11000 → the record has changed. No reply → not known; the
-    // verb is repeated, and the rules recognise what they have written.
+    // verb is repeated, and the rules recognise their own work.
     async fn replace(
         &self,
         id: &LockId,

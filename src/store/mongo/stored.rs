@@ -296,7 +296,7 @@ fn in_queue(queued: &Queued) -> Document {
 }
 
 /// The operators that turn one record into the other. A change of one reader or place names only the changed fields, so
-/// that a change stream tells what has changed.
+/// that a change stream reports the change.
 pub(super) fn difference(before: &Document, after: &Document) -> Document {
     let (mut set, mut unset) = (Document::new(), Document::new());
     collect("", before, after, &mut set, &mut unset);

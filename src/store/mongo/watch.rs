@@ -116,7 +116,7 @@ async fn next(stream: &mut ChangeStream<Document>, at: &Prepared) -> Result<Opti
         let key = codec::key_in(collection, document);
         let is_gone = event.get_str("operationType").is_ok_and(|it| it == "delete");
         if let Some(key) = key.as_ref().filter(|_| is_gone) {
-            // The next claim of a waiter here comes as soon as that of a waiter of the server that released the lock.
+            // A waiter here then claims by one command, as soon as a waiter on the server that released the lock.
             at.seen.gone(key.id());
         }
         if let Some(change) = key.and_then(|key| read(key, &event)) {

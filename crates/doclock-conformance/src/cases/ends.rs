@@ -344,6 +344,25 @@ cases! {
         assert_eq!(counts, [(MAX_NAMED_LOCKS, many + 1 - MAX_NAMED_LOCKS)]);
     }
 
+    async fn a_sweep_takes_no_more_readers_of_one_document_than_its_limit(store) {
+        const READERS: usize = 25;
+        const LIMIT: usize = 10;
+        for _ in 0..READERS {
+            store.granted("a", &reading(&Aid::new())).await;
+        }
+        store.age("a", TTL).await;
+        let mut sessions = 0;
+        loop {
+            let swept = store.sweep(&[COLLECTION], Uuid::new_v4(), LIMIT, NONE).await.unwrap();
+            assert!(swept.sessions <= LIMIT, "{swept:?}");
+            sessions += swept.sessions;
+            if !swept.more {
+                break;
+            }
+        }
+        assert_eq!(sessions, READERS);
+    }
+
     async fn a_lock_that_reached_max_hold_says_nothing_about_its_session(store, alice, bob) {
         for is_taken_over in [false, true] {
             store.expired("a", &Claim { max_hold: Some(TTL), ..claim(alice) }).await;

@@ -28,8 +28,8 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Overdue {
     pub(super) expired: BTreeMap<Aid, Vec<Expired>>,
-    /// How many expired grants, traces and left-over records there are. No more grants than the limit are taken at a
-    /// time: a record with a thousand readers comes again.
+    /// The number of expired grants, traces and left-over records. A sweep takes no more grants than the limit: the other
+    /// readers of a record come with the next sweep.
     pub(super) records: usize,
     limit: usize,
     /// Records that are no longer needed, by their collections.
