@@ -196,6 +196,7 @@ impl Record {
 
     /// Makes the lock expire, and keeps by whom it was broken, until it is removed. True if it is broken, perhaps by an
     /// earlier attempt.
+    #[cfg(feature = "_mongo")]
     pub(in crate::store) fn mark_broken(
         &mut self,
         seen: &Lock,
@@ -233,6 +234,7 @@ impl Record {
         true
     }
 
+    #[cfg(feature = "_mongo")]
     pub(in crate::store) fn is_shared(&self) -> bool {
         self.grants.first().is_some_and(|grant| grant.mode == Mode::Shared)
     }

@@ -239,6 +239,32 @@ async fn each_verb_on_readers_is_a_read_and_a_write_except_the_first_and_refusal
     assert_eq!(commands.take(), ["find", "delete"], "the only reader's record is deleted");
 }
 
+#[tokio::test]
+async fn a_stuck_shared_lock_holds_up_the_renewal_of_no_other_session_once_it_is_known() {
+    let (store, database) = store(Rules::new(TTL)).await;
+    let stuck = takes(&store, "stuck", Mode::Shared).await;
+    let reader = takes(&store, "read", Mode::Shared).await;
+    let writer = takes(&store, "written", Mode::Exclusive).await;
+    let mut in_the_way = database.client().start_session().await.unwrap();
+    in_the_way.start_transaction().await.unwrap();
+    let touch = doc! { "$set": { "touched": true } };
+    let records = lock_records(&database);
+    records.update_one(doc! { "_id": "stuck" }, touch).session(&mut in_the_way).await.unwrap();
+    let all = [&stuck, &reader, &writer].map(|lock| Active::whole(&lock.aid));
+    let renew = async || {
+        let until = Deadline::at(Instant::now() + Duration::from_secs(30));
+        store.renew(COLLECTION, &all, TTL, until).await.unwrap()
+    };
+    let first = renew().await;
+    assert!(first.late.contains(&stuck.aid), "{first:?}");
+    let known = renew().await;
+    assert_eq!((known.documents, known.late), (2, vec![stuck.aid.clone()]));
+    in_the_way.abort_transaction().await.unwrap();
+    // A single session is asked for, and its lock is found to be free again.
+    assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&stuck.aid)).await.unwrap(), 1);
+    assert_eq!(renew().await.documents, 3);
+}
+
 /// The command of the second release changes nothing, and its majority is late.
 #[tokio::test]
 async fn a_release_that_finds_nothing_is_not_called_a_release_because_its_majority_is_late() {

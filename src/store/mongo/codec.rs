@@ -272,7 +272,7 @@ pub(super) fn are_exact(record: &RawDocumentBuf, names: &[&str]) -> bool {
     let mut seen = Vec::new();
     record.iter().all(|field| {
         let Ok((name, value)) = field else { return false };
-        let name: &str = name.as_ref();
+        let name = AsRef::<str>::as_ref(name);
         let within = |bytes: &[u8]| RawDocumentBuf::from_bytes(bytes.to_vec());
         let is_exact = || match (value.as_document(), value.as_array()) {
             (Some(it), _) => within(it.as_bytes()).is_ok_and(|it| is_exact(&it)),

@@ -369,8 +369,8 @@ impl Call<'_> {
         self.step_each(records, remove).await.map(drop)
     }
 
-    /// One step on each of the records that the filter matches, and their answers. A record that cannot be changed does
-    /// not keep the others from it.
+    /// One step on each of the records that the filter matches, and their answers. A record that cannot be changed
+    /// does not keep the others from it, and the records that are known to be stuck come last.
     pub(super) async fn step_each<T: Send + 'static>(
         &self,
         filter: Document,
@@ -378,7 +378,10 @@ impl Call<'_> {
     ) -> Result<Vec<T>> {
         let found = self.primary.find(filter).projection(doc! { "_id": 1 });
         let found = rows(found.max_time(self.until.read_limit())).await?;
-        let ids: Vec<_> = found.iter().filter_map(|it| LockId::from_bson(it.get("_id")?)).collect();
+        let mut ids: Vec<_> =
+            found.iter().filter_map(|it| LockId::from_bson(it.get("_id")?)).collect();
+        let stuck = self.admission.stuck();
+        ids.sort_by_key(|id| stuck.contains(&Bson::from(id)));
         let mut steps = Vec::new();
         for some in ids.chunks(AT_ONCE) {
             let some = some.iter().map(|id| self.step(id, Purpose::Other, rule.clone()));

@@ -24,44 +24,48 @@ use crate::{
 };
 
 impl Call<'_> {
-    // update returns: n matched → n live locks renewed; any other lock that the session believes in is
-    // lost. Out of time → nobody knows which locks are renewed, so all sessions of the command are late.
+    // A single session is asked for again because one of its locks is blocked: the others are renewed. Of several, those
+    // with a lock that is known to be stuck are left out.
     pub(super) async fn renew(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
-        let (exclusive, shared) =
-            join(self.renew_exclusive(active, ttl), self.renew_shared(active, ttl)).await;
-        let mut renewed = exclusive?;
-        match shared {
-            Ok(documents) => renewed.documents += documents,
-            // The exclusive locks are renewed. The sessions are asked for again, fewer at a time.
-            Err(_) => renewed.late = aids_of(active),
+        let mut blocked = HashSet::new();
+        if active.len() > 1 {
+            blocked = self.with_stuck_locks(&aids_of(active)).await?;
         }
+        let (blocked, active): (Vec<_>, Vec<_>) =
+            active.iter().cloned().partition(|it| blocked.contains(it.aid.as_str()));
+        let mut renewed = Renewed::default();
+        if !active.is_empty() {
+            let (exclusive, shared) =
+                join(self.renew_exclusive(&active, ttl), self.renew_shared(&active, ttl)).await;
+            renewed = exclusive?;
+            match shared {
+                Ok(documents) => renewed.documents += documents,
+                // The exclusive locks are renewed. The sessions are asked for again, fewer at a time.
+                Err(_) => renewed.late = aids_of(&active),
+            }
+        }
+        renewed.late.extend(aids_of(&blocked));
         Ok(renewed)
     }
 
+    // update returns: n matched → n live locks renewed; any other lock that the session believes in is
+    // lost. Out of time → nobody knows which locks are renewed, so all sessions of the command are late.
     async fn renew_exclusive(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
         let longer = doc! { "$max": ["$ttl", millis(ttl)] };
         let by = Write::Update(set_unless_odd(renewed_exclusive(longer, &self.rules)));
-        if let [session] = active {
-            let written = self.write_all(self.renewable(active), &by).await;
-            return match written.as_ref().map_err(ours) {
-                Err(Some(&LeftOut { written, .. })) => {
-                    Ok(Renewed { documents: written, late: vec![session.aid.clone()] })
-                }
-                _ => Ok(Renewed { documents: written?, late: Vec::new() }),
-            };
-        }
-        let blocked = self.with_stuck_locks(&aids_of(active)).await?;
-        let (late, active): (Vec<_>, Vec<_>) =
-            active.iter().cloned().partition(|it| blocked.contains(it.aid.as_str()));
-        let late = aids_of(&late);
-        if active.is_empty() {
-            return Ok(Renewed { documents: 0, late });
-        }
-        match write(&self.primary, self.renewable(&active), &by, self.until.write_limit()).await {
-            Err(e) if exceeded_time_limit(&e) => {
-                Ok(Renewed { documents: 0, late: [late, aids_of(&active)].concat() })
-            }
-            documents => Ok(Renewed { documents: documents?, late }),
+        let renewable = self.renewable(active);
+        let written = match active {
+            [_] => self.write_all(renewable, &by).await,
+            _ => write(&self.primary, renewable, &by, self.until.write_limit()).await,
+        };
+        let late = |documents| Renewed { documents, late: aids_of(active) };
+        match written {
+            Ok(documents) => Ok(Renewed { documents, late: Vec::new() }),
+            Err(e) => match ours(&e) {
+                Some(&LeftOut { written, .. }) => Ok(late(written)),
+                None if exceeded_time_limit(&e) && active.len() > 1 => Ok(late(0)),
+                None => Err(e),
+            },
         }
     }
 
