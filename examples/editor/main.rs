@@ -17,7 +17,7 @@ use actix_session::{
     config::BrowserSession,
     storage::{CookieSessionStore, SessionStore},
 };
-use actix_session_mongodb::{MongoSessionStore, SessionWrap};
+use actix_session_mongo::{MongoSessionStore, SessionWrap};
 use actix_web::{
     App, HttpServer, cookie,
     http::header,
@@ -110,8 +110,8 @@ async fn main() -> Result<(), BoxError> {
                 .on_end(locks.session_ends())
                 .build()
                 .await?;
-            let indexes = actix_session_mongodb::indexes();
-            store.also_needs(Needs::new(COLLECTION, actix_session_mongodb::ACTIONS, indexes));
+            let indexes = actix_session_mongo::indexes();
+            store.also_needs(Needs::new(COLLECTION, actix_session_mongo::ACTIONS, indexes));
             serve(args, documents, locks, move || sessions.clone()).await
         }
     }

@@ -174,7 +174,7 @@ impl LockManager {
     ///
     /// ```no_run
     /// # use actix_doclock::{LockManager, MongoStore};
-    /// # use actix_session_mongodb::{Error, MongoSessionStore};
+    /// # use actix_session_mongo::{Error, MongoSessionStore};
     /// # async fn sessions(store: MongoStore, locks: LockManager) -> Result<(), Error> {
     /// // Register your types before.
     /// let sessions = MongoSessionStore::builder(store.database())

@@ -413,7 +413,7 @@ fn rendered(req: &ServiceRequest, settings: &Settings) -> impl FnOnce(Error) -> 
 impl LockManager {
     /// Puts the locks around a session middleware: wrap the application in the result *instead of* the
     /// [`SessionMiddleware`](actix_session::SessionMiddleware). A wrap around a `SessionMiddleware` will do, too, such
-    /// as `SessionWrap` of the crate `actix-session-mongodb`.
+    /// as `SessionWrap` of the crate `actix-session-mongo`.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockManager, MemoryStore};

@@ -9,7 +9,7 @@ pub(crate) fn log_lines() -> &'static Mutex<Vec<String>> {
     impl log::Log for Collect {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
             let target = metadata.target();
-            target.starts_with("actix_doclock") || target.starts_with("actix_session_mongodb")
+            target.starts_with("actix_doclock") || target.starts_with("actix_session_mongo")
         }
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {

@@ -121,8 +121,8 @@ async fn look_over(
 
 /// The needs of a collection of web sessions.
 pub fn sessions(collection: &str) -> Needs {
-    Needs::new(collection, actix_session_mongodb::ACTIONS, actix_session_mongodb::indexes())
-        .with_dates(actix_session_mongodb::DATES)
+    Needs::new(collection, actix_session_mongo::ACTIONS, actix_session_mongo::indexes())
+        .with_dates(actix_session_mongo::DATES)
 }
 
 fn is_of_sessions(needs: &Needs) -> bool {

@@ -6,7 +6,7 @@ use actix_doclock::{
     Actor, Aid, Holder, Lock, LockKey, LockManager, Lockable, MemoryStore, MongoStore, Named,
     TryAcquire, Wait,
 };
-use actix_session_mongodb::MongoSessionStore;
+use actix_session_mongo::MongoSessionStore;
 use mongodb::Database;
 use serde::{Deserialize, Serialize};
 

@@ -78,7 +78,7 @@ async fn each_reason_why_no_server_lets_us_in_has_its_own_text() {
 
 #[tokio::test]
 async fn a_server_without_the_right_to_create_has_a_session_store_once_another_user_made_it() {
-    use actix_session_mongodb::MongoSessionStore;
+    use actix_session_mongo::MongoSessionStore;
 
     let server = Mongod::start_with_auth().await;
     let name = fresh_name();
@@ -109,7 +109,7 @@ async fn a_server_without_the_right_to_create_has_a_session_store_once_another_u
     let app = App::on(&database).await;
     let collection = "doclock.session";
     let build = async || MongoSessionStore::builder(&database).collection(collection).build().await;
-    let prepare = async || actix_session_mongodb::prepare(&root, collection).await.unwrap();
+    let prepare = async || actix_session_mongo::prepare(&root, collection).await.unwrap();
     let error = build().await.unwrap_err();
     assert!(error.to_string().contains("doclock.session"), "{error}");
 

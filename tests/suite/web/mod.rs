@@ -44,7 +44,7 @@ use actix_session::{
     Session, SessionMiddleware,
     storage::{CookieSessionStore, SessionStore},
 };
-use actix_session_mongodb::SessionWrap;
+use actix_session_mongo::SessionWrap;
 use actix_web::{
     App, Error, HttpResponse, Responder,
     body::to_bytes,

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use actix_doclock::{Aid, EndReason, Holder, LockManagerBuilder, MongoStore, TryAcquire};
 use actix_session::storage::SessionKey;
-use actix_session_mongodb::{MongoSessionStore, MongoSessionStoreBuilder};
+use actix_session_mongo::{MongoSessionStore, MongoSessionStoreBuilder};
 use actix_web::cookie::{CookieJar, time::Duration as Ttl};
 use mongodb::{
     Collection, Database,

@@ -8,7 +8,7 @@ use actix_session::{
     config::{PersistentSession, TtlExtensionPolicy},
     storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError},
 };
-use actix_session_mongodb::MongoSessionStore;
+use actix_session_mongo::MongoSessionStore;
 use actix_web::cookie::CookieJar;
 use mongodb::{
     Database,

@@ -10,7 +10,7 @@ async fn create_index(database: &Database, index: Document) {
     database.run_command(command).await.unwrap();
 }
 
-async fn build(database: &Database) -> Result<MongoSessionStore, actix_session_mongodb::Error> {
+async fn build(database: &Database) -> Result<MongoSessionStore, actix_session_mongo::Error> {
     let settings = MongoSessionStore::builder(database).collection(SESSIONS).id_key(AID);
     settings.deadline(NO_DEADLINE).without_sweeps().build().await
 }

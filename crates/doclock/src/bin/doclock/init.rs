@@ -40,7 +40,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
         made.push((collection, ttl));
     }
     if let Some(sessions) = &args.sessions {
-        let prepared = actix_session_mongodb::prepare(store.database(), sessions).await;
+        let prepared = actix_session_mongo::prepare(store.database(), sessions).await;
         prepared.map_err(|e| match e.is_outage() {
             true => StoreError::new(StoreErrorKind::Unavailable, e.to_string()),
             false => StoreError::new(StoreErrorKind::Other, e.to_string()),

@@ -33,7 +33,7 @@ use actix_session::{
     Session, SessionMiddleware,
     storage::{SessionKey, SessionStore},
 };
-use actix_session_mongodb::{
+use actix_session_mongo::{
     BoxError, EndReason, MongoSessionStore, MongoSessionStoreBuilder, SessionEnd, SessionWrap,
 };
 use actix_web::{

@@ -1,6 +1,6 @@
 //! However a session ends, the hook is told of it, at least once.
 
-use actix_session_mongodb::prepare;
+use actix_session_mongo::prepare;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! The sessions of one user.
 
-use actix_session_mongodb::StoredSession;
+use actix_session_mongo::StoredSession;
 
 use super::*;
 
