@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::future::{BoxFuture, join_all};
 
-use crate::{peers::npm::Npm, report::Role, stats::Samples};
+use crate::{process::Process, report::Role, stats::Samples};
 
 /// Takes the lock on a key for a task and gives it back; false if another contender has it.
 pub type Cycle = Arc<dyn Fn(Turn) -> BoxFuture<'static, bool> + Send + Sync>;
@@ -46,7 +46,7 @@ pub struct Contender {
 
 pub enum By {
     Cycle(Cycle),
-    Process(Npm),
+    Process(Process),
 }
 
 impl Contender {
@@ -62,7 +62,7 @@ impl Contender {
     pub async fn load(&self, tasks: usize, keys: usize, time: Duration) -> Samples {
         match &self.by {
             By::Cycle(cycle) => load(cycle, tasks, keys, time).await,
-            By::Process(npm) => npm.load(tasks, keys, time).await,
+            By::Process(process) => process.load(tasks, keys, time).await,
         }
     }
 }

@@ -17,6 +17,7 @@ mod ours;
 mod page;
 mod peers;
 mod plot;
+mod process;
 mod report;
 mod scale;
 mod servers;

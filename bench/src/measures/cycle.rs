@@ -9,7 +9,7 @@ use crate::{
     floors::{self, INSERT_DELETE},
     load::Contender,
     ours,
-    peers::{mongo_lock, npm::Npm, postgres::Postgres, redis, seeds},
+    peers::{mongo_lock, npm, postgres::Postgres, redis, seeds},
     report::{Role, Row},
     stats::Samples,
 };
@@ -96,7 +96,7 @@ async fn contenders(bench: &Bench<'_>) -> Vec<Contender> {
         all.push(mongo_lock::sync(at, mongo).await);
         all.push(mongo_lock::asynchronous(at, mongo).await);
         all.push(seeds::Upsert::on(&mongo.client().await).await.contender(at));
-        match Npm::contender(at, mongo).await {
+        match npm::contender(at, mongo) {
             Some(npm) => all.push(npm),
             None => all.push(seeds::two_steps(at, &mongo.client().await)),
         }

@@ -6,8 +6,6 @@ use actix_web::{
 };
 use mongodb::error::{ErrorKind, WriteFailure};
 
-use crate::indexes::Unfit;
-
 /// The error of a hook.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -88,6 +86,11 @@ impl ResponseError for Error {
             .finish()
     }
 }
+
+/// The collection has an index with which sessions would be lost or refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unfit(pub(crate) String);
 
 /// True if the same command may be sent again, or will be possible again.
 pub(crate) fn is_transient(error: &mongodb::error::Error) -> bool {

@@ -11,7 +11,7 @@ use mongodb::{
     options::IndexOptions,
 };
 
-use crate::error::{is_denied, is_no_such_collection};
+use crate::error::{Unfit, is_denied, is_no_such_collection};
 
 /// How long the note of an ended session stays, and a session whose end nobody has noticed.
 const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -32,11 +32,6 @@ pub fn indexes() -> Vec<IndexModel> {
     let expires = index("expires", IndexOptions::builder().expire_after(REMEMBERED).build());
     vec![expires, partial("due"), partial("by"), partial("aid"), partial("user")]
 }
-
-/// The collection has an index with which sessions would be lost or refused.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Unfit(String);
 
 /// A change to the indexes.
 #[derive(Debug, PartialEq)]

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     Failure, Outcome, Result, allowed, answer,
     args::{Freeze, Frozen},
-    locks, manager,
+    attach, lock_collections, manager,
     output::{self, printable},
 };
 
@@ -48,8 +48,8 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
 
 /// All collections that have locks.
 async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<()> {
-    for collection in locks::lock_collections(store).await? {
-        locks::attach(store, &collection).await?;
+    for collection in lock_collections(store).await? {
+        attach(store, &collection).await?;
         locks.attach(collection.leak());
     }
     Ok(())
@@ -76,7 +76,7 @@ async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)
         attach_all(store, &locks).await?;
         return Ok((locks, Scope::All));
     };
-    locks::attach(store, collection).await?;
+    attach(store, collection).await?;
     // Leaked on purpose: the process ends with the command.
     locks.attach(collection.clone().leak());
     Ok((locks, collection.as_str().into()))

@@ -12,9 +12,9 @@ use actix_doclock::{
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, Outcome, Result, allowed, answer,
+    Outcome, Result, allowed, answer,
     args::{Collections, List, Which},
-    freeze, id,
+    attach, freeze, id, lock_collections,
     output::{self, printable},
 };
 
@@ -73,18 +73,6 @@ pub(crate) async fn collections(store: &MongoStore, args: &Collections) -> Resul
     Ok(args.collections.clone())
 }
 
-/// All collections that have locks. There must be one: the name of the database may be mistyped.
-pub(crate) async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
-    let all = answer(store.lock_collections()).await?;
-    if all.is_empty() {
-        return Err(Failure::Usage(format!(
-            "there is no lock collection in the database `{}`: is this its name?",
-            store.database().name(),
-        )));
-    }
-    Ok(all)
-}
-
 /// The locks on the documents of these collections, in order.
 pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>> {
     let mut locks = Vec::new();
@@ -95,16 +83,6 @@ pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Ve
     }
     locks.sort_by(|a, b| a.key.cmp(&b.key).then(a.since.cmp(&b.since)));
     Ok(locks)
-}
-
-pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<()> {
-    match answer(store.attach(collection)).await? {
-        Some(_) => Ok(()),
-        None => Err(Failure::Usage(format!(
-            "there is no collection `{collection}.lock` in the database `{}`",
-            store.database().name(),
-        ))),
-    }
 }
 
 /// All live locks on the document, or on the documents that the text may name.

@@ -126,6 +126,28 @@ async fn connect(args: &Args) -> Result<MongoStore> {
     }
 }
 
+/// All collections that have locks. There must be one: the name of the database may be mistyped.
+async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
+    let all = answer(store.lock_collections()).await?;
+    if all.is_empty() {
+        return Err(Failure::Usage(format!(
+            "there is no lock collection in the database `{}`: is this its name?",
+            store.database().name(),
+        )));
+    }
+    Ok(all)
+}
+
+async fn attach(store: &MongoStore, collection: &str) -> Result<()> {
+    match answer(store.attach(collection)).await? {
+        Some(_) => Ok(()),
+        None => Err(Failure::Usage(format!(
+            "there is no collection `{collection}.lock` in the database `{}`",
+            store.database().name(),
+        ))),
+    }
+}
+
 /// A manager without background work: the servers of the application do that.
 async fn manager(store: &MongoStore) -> Result<LockManager> {
     let locks = LockManager::builder(store.clone()).without_reaper().break_policy(|_, _| true);
