@@ -45,7 +45,7 @@ mod watch;
 pub use answer::{
     Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire,
 };
-pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
+pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal, TakenBy};
 pub(crate) use document::Draft;
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{clock, key::LockKey, lock::Aid, store::Named};
+use crate::{clock, key::LockKey, lock::Aid, store::NamedBy};
 
 /// How many of the locks that several requests of a session know are remembered.
 const KNOWN: usize = 32;
@@ -43,7 +43,7 @@ struct ActiveSession {
     due: Instant,
     /// When each tab that was active here is due, the latest first. A token that was named instead of a tab counts as
     /// a tab.
-    tabs: VecDeque<(Named, Instant)>,
+    tabs: VecDeque<(NamedBy, Instant)>,
     /// When a tab that was not active here yet is due: at once, unless the session began here, without locks.
     unknown_tabs_due: Instant,
     /// The number of its locks at the last count, and of the locks granted here since. Other servers may
@@ -77,7 +77,7 @@ impl ActiveSession {
         }
     }
 
-    fn renewed(&mut self, named: &[Named], next: Instant) {
+    fn renewed(&mut self, named: &[NamedBy], next: Instant) {
         self.due = next;
         self.tabs.retain(|(tab, _)| !named.contains(tab));
         for tab in named {
@@ -100,12 +100,12 @@ impl ActiveSessions {
 impl Activity {
     /// True if the session or one of these tabs is due for a renewal. The caller must then renew them; they are due
     /// again after `interval`.
-    pub(super) fn is_due(&self, aid: &Aid, named: &[Named], interval: Duration) -> bool {
+    pub(super) fn is_due(&self, aid: &Aid, named: &[NamedBy], interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions.lock();
         let is_known = sessions.of.contains_key(aid);
         let session = sessions.begins(aid, now, interval);
-        let due_of = |named: &Named| {
+        let due_of = |named: &NamedBy| {
             let tab = session.tabs.iter().find(|(tab, _)| tab == named);
             tab.map_or(session.unknown_tabs_due, |(_, due)| *due)
         };
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn each_tab_is_due_for_itself_but_no_tab_of_a_session_that_has_just_begun() {
-        let [one, two] = [Named::Tab(TabId::new()), Named::Tab(TabId::new())];
+        let [one, two] = [NamedBy::Tab(TabId::new()), NamedBy::Tab(TabId::new())];
         let (activity, aid) = (Activity::default(), Aid::new());
         activity.session_begins(&aid, HOUR);
         assert!(!activity.is_due(&aid, &[one], HOUR));
@@ -278,7 +278,7 @@ mod tests {
         );
         assert!(!activity.is_due(&aid, &[two], HOUR));
         for _ in 0..1_000 {
-            activity.is_due(&aid, &[Named::Tab(TabId::new())], HOUR);
+            activity.is_due(&aid, &[NamedBy::Tab(TabId::new())], HOUR);
         }
         assert_eq!(activity.sessions.lock().of[&aid].tabs.len(), TABS);
     }

@@ -22,7 +22,7 @@ use crate::{
         reads::Reads, watch::ends::Served, watched::Seen,
     },
     random::{self, HashMap},
-    store::{Active, Ended, LastEnd, Named, NewsId, Settled},
+    store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
 };
 
 pub(super) mod pieces;
@@ -235,7 +235,7 @@ impl Sessions {
 
     /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of
     /// the ttl, without making the caller wait. If a renewal is due, returns a receiver of its end.
-    pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
+    pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[NamedBy]) -> Option<Receiver<()>> {
         let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }

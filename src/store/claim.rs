@@ -50,12 +50,12 @@ pub struct Active {
     pub aid: Aid,
     /// Of the exclusive locks that [tabs](Claim::tab) have taken, only those that are named here are renewed, because
     /// the other tabs may have crashed. `None`: all.
-    pub named: Option<Vec<Named>>,
+    pub named: Option<Vec<NamedBy>>,
 }
 
-/// A name for a lock that a tab has taken.
+/// How a request names the locks that tabs of its session have taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Named {
+pub enum NamedBy {
     /// All locks of this tab.
     Tab(TabId),
     /// This acquisition.
@@ -73,8 +73,8 @@ impl Active {
     pub(crate) fn names(&self, tab: Option<TabId>, token: Option<LockToken>) -> bool {
         let (Some(named), Some(tab)) = (&self.named, tab) else { return true };
         named.iter().any(|it| match it {
-            Named::Tab(it) => *it == tab,
-            Named::Token(it) => Some(*it) == token,
+            NamedBy::Tab(it) => *it == tab,
+            NamedBy::Token(it) => Some(*it) == token,
         })
     }
 }

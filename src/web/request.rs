@@ -37,7 +37,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
-    store::Named,
+    store::NamedBy,
     web::{
         access::{AccessPolicy, Answers, Identify},
         problem::{Problem, misconfigured},
@@ -270,9 +270,9 @@ impl RequestLocks {
         if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
             // The tab that this request names, or else the acquisitions that it names.
             let named: Vec<_> = match (self.tab, &self.offered) {
-                (Some(tab), _) => vec![Named::Tab(tab)],
+                (Some(tab), _) => vec![NamedBy::Tab(tab)],
                 (None, tokens) => {
-                    tokens.iter().flatten().map(|token| Named::Token(*token)).collect()
+                    tokens.iter().flatten().map(|token| NamedBy::Token(*token)).collect()
                 }
             };
             self.renewal.replace(self.manager.parts.sessions.touch(aid, &named));
@@ -311,7 +311,7 @@ impl RequestLocks {
             && self.tab != Some(tab)
             && !self.idle
         {
-            drop(self.manager.parts.sessions.touch(&lock.aid, &[Named::Token(token)]));
+            drop(self.manager.parts.sessions.touch(&lock.aid, &[NamedBy::Token(token)]));
         }
     }
 

@@ -12,7 +12,7 @@ use actix_doclock::{
     TryAcquire,
     limits::MAX_READERS,
     store::{
-        Acquisition, Active, Claim, Named, PageId, Place, Removal, Rules, Saved, StoredDocument,
+        Acquisition, Active, Claim, NamedBy, PageId, Place, Removal, Rules, Saved, StoredDocument,
         Ticket, Turn, Waiters,
     },
 };
@@ -453,7 +453,7 @@ async fn a_renewal_finds_locks_of_both_kinds_by_index() {
         .await;
     sent.lock().unwrap().clear();
     store.renew_all(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
-    let named = vec![Named::Tab(TabId::new()), Named::Token(mine.token.unwrap())];
+    let named = vec![NamedBy::Tab(TabId::new()), NamedBy::Token(mine.token.unwrap())];
     let tab = Active { aid: mine.aid.clone(), named: Some(named) };
     store.renew(COLLECTION, &[tab], TTL, Deadline::NONE).await.unwrap();
     store.list(COLLECTION, Some(std::slice::from_ref(&mine.aid)), 10).await.unwrap();

@@ -12,7 +12,7 @@ use actix_doclock::{
     Mode::{self, Exclusive, Shared},
     Released, StoreErrorKind, TabId, TryAcquire,
     store::{
-        Ability, Active, Claim, Deadline, Documents, Edit, HandedOver, Locks, Named, PageId,
+        Ability, Active, Claim, Deadline, Documents, Edit, HandedOver, Locks, NamedBy, PageId,
         Renewed, Saved, Servers, Sessions, Settled, StoredDocument, TakenBy,
     },
 };

@@ -23,7 +23,7 @@ use crate::{
     lock::Aid,
     manager::{observe, sessions::Sessions, sessions::pieces::Piece},
     random::HashMap,
-    store::{Active, Named},
+    store::{Active, NamedBy},
 };
 
 /// The shortest time between the starts of two rounds, unless the ttl is short.
@@ -41,7 +41,7 @@ const MOST_NAMES: usize = 256;
 #[derive(Debug)]
 struct DueSession {
     aid: Aid,
-    named: Vec<Named>,
+    named: Vec<NamedBy>,
     done: Sender<()>,
 }
 
@@ -87,7 +87,7 @@ impl Sessions {
     pub(in crate::manager) fn renew_soon(
         self: &Arc<Self>,
         aid: Aid,
-        named: Vec<Named>,
+        named: Vec<NamedBy>,
     ) -> Receiver<()> {
         let (done, renewed) = oneshot::channel();
         let mut due = self.renewals.0.lock();
@@ -126,13 +126,13 @@ impl Sessions {
         let until = clock::now() + self.ttl / 3;
         let collections = self.collections.names();
         let mut waiting = HashMap::<Aid, BeingRenewed>::default();
-        let mut names = HashMap::<Aid, HashSet<Named>>::default();
+        let mut names = HashMap::<Aid, HashSet<NamedBy>>::default();
         for DueSession { aid, named, done } in due {
             let new = || BeingRenewed { collections: collections.len(), told: Vec::new() };
             waiting.entry(aid.clone()).or_insert_with(new).told.push(done);
             names.entry(aid).or_default().extend(named);
         }
-        let active = |(aid, named): (Aid, HashSet<Named>)| {
+        let active = |(aid, named): (Aid, HashSet<NamedBy>)| {
             // With so many tabs, all locks of the session are renewed: rather too many than too few.
             let named = (named.len() <= MOST_NAMES).then(|| named.into_iter().collect());
             Active { aid, named }

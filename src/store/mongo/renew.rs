@@ -8,7 +8,7 @@ use mongodb::bson::{Bson, Document, doc};
 use crate::{
     lock::Aid,
     store::{
-        Active, Named, Renewed,
+        Active, NamedBy, Renewed,
         mongo::{
             Call,
             codec::{documents, millis},
@@ -106,8 +106,8 @@ impl Call<'_> {
         let (mut tabs, mut tokens) = (vec![Bson::Null], Vec::new());
         for named in active.iter().filter_map(|it| it.named.as_ref()).flatten() {
             match named {
-                Named::Tab(tab) => tabs.push(tab.to_string().into()),
-                Named::Token(token) => tokens.push(token.to_string()),
+                NamedBy::Tab(tab) => tabs.push(tab.to_string().into()),
+                NamedBy::Token(token) => tokens.push(token.to_string()),
             }
         }
         let mut exclusive = exclusive_of(&aids);

@@ -113,8 +113,8 @@ cases! {
             assert_eq!(answer, Renewed { documents: renewed.len() as u64, late: Vec::new() });
             renewed
         };
-        let named = |named: &[Named]| Active { aid: alice.clone(), named: Some(named.to_vec()) };
-        let (tab, token) = (Named::Tab(one), Named::Token(token.token));
+        let named = |named: &[NamedBy]| Active { aid: alice.clone(), named: Some(named.to_vec()) };
+        let (tab, token) = (NamedBy::Tab(one), NamedBy::Token(token.token));
         assert_eq!(renewed(&[named(&[])]).await, ["no tab", "shared"]);
         assert_eq!(renewed(&[named(&[tab])]).await, ["no tab", "one", "shared"]);
         assert_eq!(renewed(&[named(&[token])]).await, ["no tab", "token", "shared"]);

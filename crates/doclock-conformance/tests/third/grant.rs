@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix_doclock::{
     Aid, Holder, Lock, LockId, LockKey, LockToken, Mode, StoreError, StoreErrorKind, TabId,
-    store::{Active, Claim, Named, PageId},
+    store::{Active, Claim, NamedBy, PageId},
 };
 use serde::{Deserialize, Serialize};
 
@@ -122,9 +122,9 @@ impl Grant {
 
     /// True if the renewal of this session is for this lock.
     pub(crate) fn is_named_by(&self, active: &Active) -> bool {
-        let named = |named: &Named| match named {
-            Named::Tab(tab) => self.tab == Some(*tab),
-            Named::Token(token) => self.token == *token,
+        let named = |named: &NamedBy| match named {
+            NamedBy::Tab(tab) => self.tab == Some(*tab),
+            NamedBy::Token(token) => self.token == *token,
         };
         self.aid == active.aid
             && (self.mode == Mode::Shared
