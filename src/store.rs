@@ -49,7 +49,7 @@ pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal, TakenBy};
 pub(crate) use document::Draft;
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
-use document::{Members, Name, Node, readable};
+use document::{Members, Name, Node, decode, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};
 pub use memory::MemoryStore;
 #[cfg(feature = "_simulation")]

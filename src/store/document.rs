@@ -11,6 +11,8 @@ mod align;
 #[cfg(feature = "_mongo")]
 mod bson;
 mod changes;
+#[cfg(feature = "_mongo")]
+mod driver;
 mod json;
 mod merge;
 mod node;
@@ -20,6 +22,8 @@ mod order;
 pub(super) use bson::readable;
 pub use changes::Changes;
 pub(crate) use changes::Draft;
+#[cfg(feature = "_mongo")]
+pub(super) use driver::decode;
 #[cfg(not(feature = "_mongo"))]
 use node::Node;
 #[cfg(feature = "_mongo")]
@@ -62,7 +66,7 @@ impl StoredDocument {
         let bytes = match format {
             Format::Json => serde_json::to_vec(value)?,
             #[cfg(feature = "_mongo")]
-            Format::Bson => super::mongo::codec::encode(value)?,
+            Format::Bson => driver::encode(value)?,
         };
         Ok(Self::from_bytes(format, bytes))
     }
@@ -73,7 +77,7 @@ impl StoredDocument {
         match self.format {
             Format::Json => Ok(serde_json::from_slice(&self.bytes)?),
             #[cfg(feature = "_mongo")]
-            Format::Bson => super::mongo::codec::decode(&self.bytes),
+            Format::Bson => driver::decode(&self.bytes),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     store::{
-        Deadline, Locks, Removal,
+        Deadline, Locks, Removal, decode,
         mongo::{
             Call, HeldLock, MongoStore, codec,
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
@@ -273,7 +273,7 @@ impl MongoStore {
                 }
                 changed => changed?,
             };
-            let fits = changed.map(|document| codec::decode::<T>(document.as_bytes())).transpose();
+            let fits = changed.map(|document| decode::<T>(document.as_bytes())).transpose();
             fits.map_err(|source| {
                 unfit = Some(source);
                 Error::custom("the updated document is not of the type")
