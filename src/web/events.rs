@@ -84,7 +84,7 @@ pub(super) async fn stream(
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
     let (manager, address, person) = (locks.manager.clone(), locks.address, locks.counts_as());
-    let admitted = manager.parts.event_streams.admit(address, person, locks.settings.streams);
+    let admitted = manager.parts.event_streams.admit(address, person);
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")

@@ -36,7 +36,7 @@ use crate::{
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
-    manager::{LockManager, Provisional, watch::streams::Limits},
+    manager::{LockManager, Provisional},
     store::Named,
     web::{
         access::{AccessPolicy, Answers, Identify},
@@ -107,7 +107,6 @@ pub(super) struct Settings {
     /// The longest wait that a client may ask for.
     pub(super) longest_wait: Duration,
     pub(super) idle_after: Option<Duration>,
-    pub(super) streams: Limits,
     pub(super) same_site: Rc<same_site::Rules>,
     pub(super) render: Option<Rc<Render>>,
 }

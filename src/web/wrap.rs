@@ -18,7 +18,7 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::Aid,
-    manager::{LockManager, watch::streams::Limits},
+    manager::LockManager,
     web::{
         access::{Access, AccessPolicy, Answers, PolicyAnswer},
         problem::{Problem, SERVED, Served, log_fault},
@@ -56,7 +56,6 @@ impl<W> Locking<W> {
             wait_for_documents: Duration::ZERO,
             longest_wait: LONGEST_WAIT,
             idle_after: None,
-            streams: Limits::default(),
             same_site: Rc::default(),
             render: None,
         };
@@ -212,28 +211,6 @@ impl<W> Locking<W> {
     /// this. Default 30 s.
     pub fn longest_wait(mut self, time: Duration) -> Self {
         self.settings.longest_wait = time;
-        self
-    }
-
-    /// How many [event streams](crate::lock_api) this server keeps open at most, in total and for one
-    /// address. Default 4 096 each. More streams are answered with 503, and their pages poll instead.
-    ///
-    /// The address is the peer of the connection: the reverse proxy, if there is one. So lower the second
-    /// limit only if browsers connect to this server directly, and not below the number of people behind
-    /// one company's gateway.
-    pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
-        self.settings.streams = Limits { total: in_all, per_address, ..self.settings.streams };
-        self
-    }
-
-    /// How many [event streams](crate::lock_api) this server keeps open for one person. Default 64. More
-    /// streams are answered as by [`event_streams`](Self::event_streams).
-    ///
-    /// A person is known by the [id](crate::Actor::with_id) that the application gives. A person without an
-    /// id counts by the session, and visitors without a session count together by their address. So raise
-    /// the limit if many visitors listen from behind one proxy.
-    pub fn event_streams_per_person(mut self, streams: usize) -> Self {
-        self.settings.streams.per_person = streams;
         self
     }
 
