@@ -20,7 +20,7 @@ use crate::{
     lock::Aid,
     manager::LockManager,
     web::{
-        access::{Access, AccessPolicy, Answers, PolicyAnswer},
+        access::{Access, AccessPolicy, PolicyAnswer},
         problem::{Problem, SERVED, Served, log_fault},
         request::{RequestLocks, Settings, Whose, aid_in},
     },
@@ -45,20 +45,7 @@ pub struct Locking<W> {
 
 impl<W> Locking<W> {
     pub(super) fn new(manager: &LockManager, inner: W) -> Self {
-        let settings = Settings {
-            identify: None,
-            collection_names: None,
-            access: None,
-            answers: Answers::new(),
-            admits_visitors: false,
-            extractors_do_not_ask: false,
-            keep_fresh_on_error: false,
-            wait_for_documents: Duration::ZERO,
-            longest_wait: LONGEST_WAIT,
-            idle_after: None,
-            same_site: Rc::default(),
-            render: None,
-        };
+        let settings = Settings { longest_wait: LONGEST_WAIT, ..Settings::default() };
         Self { manager: Rc::new(manager.clone()), inner, settings }
     }
 
@@ -104,12 +91,8 @@ impl<W> Locking<W> {
         mut self,
         allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> A + 'static,
     ) -> Self {
-        self.settings.access = Some(AccessPolicy::of_one(allows, self.longest_policy()));
+        self.settings.access = Some(AccessPolicy::of_one(allows, self.manager.deadline()));
         self
-    }
-
-    fn longest_policy(&self) -> Duration {
-        self.manager.parts.calls.deadline
     }
 
     /// As [`access_policy`](Self::access_policy), for many documents with one call: a status asks about up to 200, a
@@ -134,7 +117,7 @@ impl<W> Locking<W> {
         mut self,
         allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> A + 'static,
     ) -> Self {
-        self.settings.access = Some(AccessPolicy::of_many(allows, self.longest_policy()));
+        self.settings.access = Some(AccessPolicy::of_many(allows, self.manager.deadline()));
         self
     }
 
@@ -294,7 +277,7 @@ impl<W> fmt::Debug for Locking<W> {
     }
 }
 
-/// The service that [`Locking`] makes: for a session, the part outside the session middleware.
+/// The service that a [`Locking`] makes: for a session, the part outside the session middleware.
 pub struct LockingMiddleware<S> {
     pub(super) service: S,
     pub(super) manager: Rc<LockManager>,
@@ -359,7 +342,7 @@ impl<S> LockingMiddleware<S> {
     fn begin(&self, req: &ServiceRequest) -> Result<Rc<RequestLocks>, Error> {
         let rules = &self.settings.same_site;
         if rules.is_for_all_routes && !req.method().is_safe() {
-            rules.check(req.head(), &req.connection_info(), req.app_config().secure())?;
+            rules.check(req.request(), req.app_config().secure())?;
         }
         let locks = RequestLocks::begin_request(req, &self.manager, &self.settings)?;
         if let Some(whose) = &self.whose {
