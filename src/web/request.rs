@@ -23,7 +23,7 @@ use std::{
 use actix_session::{Session, SessionStatus};
 use actix_web::{
     Error, FromRequest, HttpMessage, HttpRequest, HttpResponse,
-    dev::{Payload, RequestHead, ServiceRequest},
+    dev::{Payload, ServiceRequest},
     http::{StatusCode, header::SET_COOKIE},
 };
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
@@ -45,9 +45,8 @@ use crate::{
     manager::{LockManager, Provisional},
     store::Named,
     web::{
-        access::{AccessPolicy, Answers, Identify},
         problem::{Problem, misconfigured},
-        same_site,
+        settings::Settings,
     },
 };
 
@@ -68,32 +67,6 @@ const LONGEST_LOOK: Duration = Duration::from_secs(1);
 /// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
 /// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
-
-/// Renders an error of the wrap.
-type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
-
-/// Names the collection of a type for a request.
-type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
-
-/// The settings of the application at a wrap.
-#[derive(Clone, Default)]
-pub(super) struct Settings {
-    pub(super) identify: Option<Identify>,
-    pub(super) collection_names: Option<Rc<CollectionNames>>,
-    pub(super) access: Option<AccessPolicy>,
-    pub(super) answers: Rc<Answers>,
-    pub(super) admits_visitors: bool,
-    /// True if the policy is for the lock API only.
-    pub(super) extractors_do_not_ask: bool,
-    pub(super) keep_fresh_on_error: bool,
-    /// How long the extractors wait for locks of other sessions.
-    pub(super) wait_for_documents: Duration,
-    /// The longest wait that a client may ask for.
-    pub(super) longest_wait: Duration,
-    pub(super) idle_after: Option<Duration>,
-    pub(super) same_site: Rc<same_site::Rules>,
-    pub(super) render: Option<Rc<Render>>,
-}
 
 /// What happened to a session while one of its requests was served. The answer carries the cookie of the session only if
 /// nothing did: otherwise the answer would undo a logout, or the login of the next person in this browser. A cookie store
