@@ -103,11 +103,11 @@ impl Saves {
     ) -> Result<Original> {
         let unfit = unfit(&held.key);
         let new = StoredDocument::encode(self.calls.store.format(), document).map_err(&unfit)?;
-        let original = Original::new(new.clone(), document).map_err(&unfit)?;
-        let draft = original.draft(document).map_err(&unfit)?;
-        self.compared(&held.key, draft, until, Draft::whole).await?;
-        self.write(held, Edit::Creation(new), until).await?;
-        Ok(original)
+        let draft = Original::new(new, document).and_then(|original| original.draft(document));
+        let draft = draft.map_err(&unfit)?;
+        let new = self.compared(&held.key, draft, until, Draft::whole).await?;
+        self.write(held, Edit::Creation(new.clone()), until).await?;
+        Original::new(new, document).map_err(&unfit)
     }
 
     /// Compares the versions of a document. A large document takes some milliseconds, and more if its type has aliases,
