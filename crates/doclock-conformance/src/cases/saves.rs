@@ -17,6 +17,12 @@ struct Tagged {
     tags: Vec<String>,
 }
 
+/// Reads a page without its id.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Text {
+    text: String,
+}
+
 cases! {
     tests saves($);
     needs [Documents];
@@ -111,9 +117,11 @@ cases! {
         assert_eq!(store.edits(&mine, nothing.clone().into()).await.unwrap(), Saved::Saved);
         assert_eq!(nothing.into_original().version(), version().await);
 
-        // A whole document without its `_id`, and one with it in another place.
-        for whole in [fields([("text", "whole")]), fields([("A", ""), ("_id", "a"), ("text", "again")])] {
-            let whole = original.replaced_by(&whole).unwrap();
+        // Whole documents: one has its `_id` in another place, and the other has none.
+        let moved = fields([("A", ""), ("_id", "a"), ("text", "whole")]);
+        let moved = original.replaced_by(&moved).unwrap();
+        let without = original.replaced_by(&Text { text: "again".to_owned() }).unwrap();
+        for whole in [moved, without] {
             assert_eq!(store.edits(&mine, whole.clone().into()).await.unwrap(), Saved::Saved);
             assert_eq!(whole.version(), version().await);
         }
