@@ -56,7 +56,7 @@ pub enum LockError {
     },
 
     /// The session holds as many locks as one session may hold:
-    /// [`max_locks_per_session`](crate::LockManagerBuilder::max_locks_per_session). No lock was taken.
+    /// [`locks_per_session`](crate::limits::Limits::locks_per_session). No lock was taken.
     /// (429)
     #[error(
         "this session holds {limit} locks, and may not hold more; close a document and try again"
@@ -67,10 +67,9 @@ pub enum LockError {
     },
 
     /// Too many requests of this web session or of this server already wait for locks. Try again when one
-    /// of these waits is over; see
-    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session),
-    /// [`max_waiters_per_person`](crate::LockManagerBuilder::max_waiters_per_person) and
-    /// [`max_waiters`](crate::LockManagerBuilder::max_waiters). (503)
+    /// of these waits is over; see [`waiters_per_session`](crate::limits::Limits::waiters_per_session),
+    /// [`waiters_per_person`](crate::limits::Limits::waiters_per_person) and
+    /// [`waiters`](crate::limits::Limits::waiters). (503)
     #[error("{}", too_many_waiters(*.limit, *.per_session))]
     TooManyWaiters {
         /// The document.

@@ -60,13 +60,13 @@ pub mod health {
     };
 }
 
-/// Limits that are not settings.
+/// [`Limits`](limits::Limits) are settings; the constants are limits that no setting changes.
 pub mod limits {
     pub use crate::{
         ended::MAX_NAMED_LOCKS,
         key::MAX_ID_BYTES,
         lock::MAX_LABEL_BYTES,
-        manager::{MAX_COLLECTIONS, MAX_REASON_BYTES},
+        manager::{Limits, MAX_COLLECTIONS, MAX_REASON_BYTES},
         store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
     };
 }

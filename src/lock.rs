@@ -330,6 +330,11 @@ impl Lock {
     pub fn expires_in(&self) -> Duration {
         self.expires_at.saturating_duration_since(clock::now())
     }
+
+    /// True if the lock was granted to another tab than this one. A shared lock belongs to all tabs of its session.
+    pub(crate) fn is_of_another_tab(&self, tab: Option<TabId>) -> bool {
+        self.mode == Mode::Exclusive && self.tab.zip(tab).is_some_and(|(of_lock, it)| of_lock != it)
+    }
 }
 
 #[cfg(test)]

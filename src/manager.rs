@@ -24,6 +24,7 @@ mod freezes;
 mod granting;
 mod guard;
 mod health;
+mod limits;
 pub(crate) mod log_limit;
 mod observe;
 pub(crate) mod pauses;
@@ -52,6 +53,7 @@ pub use collections::MAX_COLLECTIONS;
 pub(crate) use granting::Looked;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
+pub use limits::Limits;
 #[cfg(feature = "metrics")]
 pub use observe::names as metrics;
 #[cfg(feature = "web")]

@@ -12,7 +12,9 @@ mod problem;
 mod request;
 mod same_site;
 mod serve;
+mod session;
 mod session_locks;
+mod settings;
 mod wrap;
 
 pub use access::{Access, PolicyAnswer};
@@ -21,5 +23,7 @@ pub use clients::{Clients, LockingClients};
 pub use locked_doc::{Acquire, Confirm, Exclusive, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
 pub use serve::IntoServer;
+pub use session::{InSession, LockingSession};
 pub use session_locks::SessionLocks;
-pub use wrap::{InSession, Locking, LockingMiddleware, LockingSession};
+pub use settings::Locking;
+pub use wrap::LockingMiddleware;

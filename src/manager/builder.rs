@@ -17,19 +17,19 @@ use crate::{
             listener::{self, Listener, Listeners},
             reaper,
         },
-        calls::Calls,
-        calls::Runner,
+        calls::{Calls, Runner},
         collections::{self, Collections},
         describe::{Describe, Descriptions},
         fleet::{self, Servers},
         freezes::{self, Freezes},
         granting::Granting,
+        limits::{self, Limits},
         log_limit::LogLimit,
         reads::Reads,
         saves::Saves,
         sessions::Sessions,
-        wait::{Queues, WaiterLimits},
-        watch::events::Events,
+        wait::Queues,
+        watch::{events::Events, streams::Streams},
         watched::Seen,
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
@@ -46,23 +46,11 @@ const DEADLINE_RANGE: RangeInclusive<Duration> =
 /// Often enough for a listener that notifies people. A query of an index that finds nothing costs the
 /// server less than a millisecond.
 const REAPER_INTERVAL: Duration = Duration::from_secs(1);
-/// More than a person edits at once, and fewer than would block a team.
-const MAX_LOCKS_PER_SESSION: usize = 100;
-const LOCKS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 const REAPER_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 const LISTENER_RANGE: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(10 * 60);
-
-/// More than the tabs that a person keeps open for documents with another holder.
-const WAITERS_PER_SESSION: usize = 16;
-/// A few browsers with all their tabs.
-const WAITERS_PER_PERSON: usize = 64;
-/// About as many requests as a server can keep open for waiting people; up to 80 megabytes.
-const WAITERS: usize = 4_096;
-/// A waiter takes 7 to 20 kilobytes, with its request and its share of everything else (docs/evidence/scale.md).
-const WAITERS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 
 /// Settings of a [`LockManager`], each with a safe default.
 #[must_use = "a builder does nothing until `build` is called"]
@@ -82,8 +70,7 @@ pub(crate) struct Settings {
     pub(crate) drain_delay: Duration,
     pub(crate) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
-    pub(super) max_locks_per_session: usize,
-    waiters: WaiterLimits,
+    limits: Limits,
     break_policy: LockPolicy,
     take_over_policy: LockPolicy,
     admin_policy: Option<AdminPolicy>,
@@ -116,12 +103,7 @@ impl LockManagerBuilder {
             drain_delay: Duration::ZERO,
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
-            max_locks_per_session: MAX_LOCKS_PER_SESSION,
-            waiters: WaiterLimits {
-                per_session: WAITERS_PER_SESSION,
-                per_person: WAITERS_PER_PERSON,
-                all: WAITERS,
-            },
+            limits: Limits::default(),
             break_policy: Arc::new(|_, _| false),
             take_over_policy: Arc::new(Actor::is_holder_of),
             admin_policy: None,
@@ -151,18 +133,9 @@ impl LockManagerBuilder {
         self
     }
 
-    /// How many locks one web session may hold at the same time, in all collections together. Default
-    /// 100, from 1 to 1 000 000. One more is refused with
-    /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks): before the grant if the limit is reached, and after
-    /// it if several requests ask at once. The older locks stay.
-    ///
-    /// This prevents a session from locking all documents of a collection. The limit costs nothing for
-    /// a session with few locks. The locks are counted, by one query for each collection, only when this server has
-    /// granted the session more than a quarter of the locks that were left up to the limit at the last count. If
-    /// several servers grant locks to one session at the same moment, the session may exceed the limit a little. Jobs
-    /// and guards are not limited.
-    pub fn max_locks_per_session(mut self, most: usize) -> Self {
-        self.settings.max_locks_per_session = most;
+    /// How many locks, waiters and event streams a session, a person and the server may have. See [`Limits`].
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.settings.limits = limits;
         self
     }
 
@@ -177,43 +150,6 @@ impl LockManagerBuilder {
     /// register the same types.
     pub fn reaper_interval(mut self, interval: Duration) -> Self {
         self.settings.reaper_interval = Some(interval);
-        self
-    }
-
-    /// For how many locks one web session may wait on this server at the same time. Default 16, from 1 to
-    /// 1 000 000.
-    ///
-    /// The next request that would have to wait is refused with [`LockError::TooManyWaiters`], over HTTP
-    /// 503 `too_many_waiters`. So no session can fill the queue of a [fair](crate::Lockable::FAIR)
-    /// collection, which has [`MAX_READERS`](crate::limits::MAX_READERS) places: each server gives a session only
-    /// this many. A request that gets its lock at once, or that does not want to wait, does not count.
-    ///
-    /// [Jobs](LockManager::job) are not limited: how many locks a job wants at the same time is up to the
-    /// application, not to a visitor.
-    ///
-    /// [`LockError::TooManyWaiters`]: crate::LockError::TooManyWaiters
-    pub fn max_waiters_per_session(mut self, waiters: usize) -> Self {
-        self.settings.waiters.per_session = waiters;
-        self
-    }
-
-    /// For how many locks one person may wait on this server at the same time, in all web sessions. Default
-    /// 64, from 1 to 1 000 000; at least [`max_waiters_per_session`](Self::max_waiters_per_session).
-    ///
-    /// A person is known by the [id](crate::Actor::with_id) that the application gives. Visitors who have
-    /// no session yet count together by the address of their connection.
-    pub fn max_waiters_per_person(mut self, waiters: usize) -> Self {
-        self.settings.waiters.per_person = waiters;
-        self
-    }
-
-    /// How many waiters this server may have at the same time, sessions and jobs together. Default 4 096,
-    /// from 1 to 1 000 000.
-    ///
-    /// Further waiters are refused as by [`max_waiters_per_session`](Self::max_waiters_per_session).
-    /// Raise the limit if more jobs wait in one process.
-    pub fn max_waiters(mut self, waiters: usize) -> Self {
-        self.settings.waiters.all = waiters;
         self
     }
 
@@ -442,24 +378,26 @@ impl LockManagerBuilder {
     /// # Panics
     /// Outside a Tokio runtime.
     pub async fn build(self) -> Result<LockManager, BuildError> {
-        let (a_duration, a_number) = ("a duration", "a number");
+        let a_duration = "a duration";
         in_range("ttl", a_duration, self.settings.ttl, TTL_RANGE)?;
         in_range("deadline", a_duration, self.settings.deadline, DEADLINE_RANGE)?;
         in_range("drain_delay", a_duration, self.settings.drain_delay, DRAIN_RANGE)?;
         in_range("listener_timeout", a_duration, self.listener_timeout, LISTENER_RANGE)?;
-        let most = self.settings.max_locks_per_session;
-        in_range("max_locks_per_session", a_number, most, LOCKS_RANGE)?;
         if let Some(max_hold) = self.settings.max_hold {
             in_range("max_hold", a_duration, max_hold, TTL_RANGE)?;
         }
         if let Some(interval) = self.settings.reaper_interval {
             in_range("reaper_interval", a_duration, interval, REAPER_RANGE)?;
         }
-        let WaiterLimits { per_session, per_person, all } = self.settings.waiters;
-        in_range("max_waiters_per_session", a_number, per_session, WAITERS_RANGE)?;
-        in_range("max_waiters_per_person", a_number, per_person, WAITERS_RANGE)?;
-        in_range("max_waiters", a_number, all, WAITERS_RANGE)?;
-        let Settings { ttl, deadline, reaper_interval, .. } = self.settings;
+        let Settings { ttl, deadline, reaper_interval, limits, .. } = self.settings;
+        for (limit, value) in [
+            ("limit `locks_per_session`", limits.locks_per_session),
+            ("limit `waiters_per_session`", limits.waiters_per_session),
+            ("limit `waiters_per_person`", limits.waiters_per_person),
+            ("limit `waiters`", limits.waiters),
+        ] {
+            in_range(limit, "a number", value, limits::RANGE)?;
+        }
         let stop = Stop::default();
         let calls = Arc::new(Calls::new(self.store, Runner::on_current_runtime(), deadline));
         let (events, log_limit) = (Arc::<Events>::default(), Arc::<LogLimit>::default());
@@ -477,7 +415,7 @@ impl LockManagerBuilder {
             watched: Default::default(),
             losses: Default::default(),
             queues: Arc::new(Queues::new(
-                self.settings.waiters,
+                limits,
                 Arc::clone(&calls),
                 Arc::clone(&collections),
                 Arc::clone(&freezes),
@@ -498,7 +436,7 @@ impl LockManagerBuilder {
             reads: Arc::clone(&reads),
             ttl,
             max_hold: self.settings.max_hold,
-            max_locks: self.settings.max_locks_per_session,
+            max_locks: limits.locks_per_session,
         });
         let saves = Saves {
             calls: Arc::clone(&calls),
@@ -532,7 +470,7 @@ impl LockManagerBuilder {
             kept: Default::default(),
             events,
             unannounced: Default::default(),
-            event_streams: Default::default(),
+            event_streams: Streams::new(limits),
             batches: Default::default(),
             served,
             log_limit,
@@ -636,14 +574,16 @@ mod tests {
             }
         }
         for value in [0, usize::MAX] {
+            let usual = Limits::default();
             let cases = [
-                ("max_waiters", settings().max_waiters(value)),
-                ("max_waiters_per_session", settings().max_waiters_per_session(value)),
-                ("max_waiters_per_person", settings().max_waiters_per_person(value)),
+                ("locks_per_session", Limits { locks_per_session: value, ..usual }),
+                ("waiters", Limits { waiters: value, ..usual }),
+                ("waiters_per_session", Limits { waiters_per_session: value, ..usual }),
+                ("waiters_per_person", Limits { waiters_per_person: value, ..usual }),
             ];
-            for (setting, builder) in cases {
-                let refused = builder.build().await.unwrap_err().to_string();
-                assert!(refused.contains(&format!("the {setting} of")), "{refused}");
+            for (limit, limits) in cases {
+                let refused = settings().limits(limits).build().await.unwrap_err().to_string();
+                assert!(refused.contains(&format!("the limit `{limit}` of")), "{refused}");
                 assert!(refused.contains("write a number from 1 to"), "{refused}");
             }
         }

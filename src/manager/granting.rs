@@ -380,12 +380,10 @@ impl Granting {
 fn changes_nothing(wanted: &Wanted, it: &Confirmed) -> bool {
     let Wanted { mode, tab, page, holder, ttl, .. } = wanted;
     let lock = &it.lock;
-    let is_of_this_tab =
-        lock.mode == Mode::Shared || tab.zip(lock.tab).is_none_or(|(this, that)| this == that);
     it.is_known
         && !it.is_leaving
         && lock.mode.covers(*mode)
-        && is_of_this_tab
+        && !lock.is_of_another_tab(*tab)
         && (page.is_none() || *page == it.page)
         && lock.holder.as_ref() == Some(holder)
         && lock.expires_in() >= *ttl / 3

@@ -8,4 +8,3 @@ mod driver;
 mod machine;
 
 pub(super) use driver::{Heir, InTurn, Needs, Queues, Together, is_outage};
-pub(super) use machine::WaiterLimits;

@@ -256,12 +256,13 @@ struct Known {
     at: Instant,
 }
 
-impl Answers {
-    pub(super) fn new() -> Rc<Self> {
-        let turns = Rc::new(Semaphore::new(AT_ONCE));
-        Rc::new(Self { of: RefCell::default(), turns })
+impl Default for Answers {
+    fn default() -> Self {
+        Self { of: RefCell::default(), turns: Rc::new(Semaphore::new(AT_ONCE)) }
     }
+}
 
+impl Answers {
     /// The ones of these documents that the person may look at.
     async fn of(
         &self,

@@ -13,15 +13,14 @@ use actix_web::{
 use serde::Serialize;
 
 use crate::{
-    description::Description,
     freeze::Freeze,
     key::LockKey,
-    lock::{Holder, Lock, LockToken, Mode},
+    lock::{Holder, LockToken, Mode},
     manager::LISTED,
     web::{
         Problem,
         assets::{JAVASCRIPT, file},
-        format::{Current, millis, rfc3339},
+        format::{Current, KeyBody, millis, rfc3339},
         problem::only,
         request::{Locks, RequestLocks},
     },
@@ -82,9 +81,8 @@ struct AllBody {
 
 #[derive(Serialize)]
 struct LockBody {
-    key: String,
-    collection: String,
-    id: String,
+    #[serde(flatten)]
+    key: KeyBody,
     title: Option<String>,
     link: Option<String>,
     mode: Mode,
@@ -113,27 +111,19 @@ async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
     // The oldest lock first.
     all.sort_by_key(|lock| lock.since);
     let bodies = all.into_iter().map(|lock| {
-        let may_break = manager.parts.settings.may_break(&actor, &lock);
-        LockBody::new(titles.get(&lock.key).cloned(), lock, may_break)
-    });
-    Ok(Current(AllBody { more, locks: bodies.collect(), told, frozen }))
-}
-
-impl LockBody {
-    fn new(called: Option<Description>, lock: Lock, may_break: bool) -> Self {
-        let (title, link) = called.map(|it| (it.title, it.link)).unzip();
-        Self {
-            key: lock.key.to_string(),
-            collection: lock.key.collection().to_owned(),
-            id: lock.key.id().to_string(),
+        let described = titles.get(&lock.key).cloned();
+        let (title, link) = described.map(|it| (it.title, it.link)).unzip();
+        LockBody {
+            key: KeyBody::from(&lock.key),
             title,
             link: link.flatten(),
             mode: lock.mode,
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             token: lock.token,
-            may_break,
+            may_break: manager.parts.settings.may_break(&actor, &lock),
             holder: lock.holder,
         }
-    }
+    });
+    Ok(Current(AllBody { more, locks: bodies.collect(), told, frozen }))
 }

@@ -17,16 +17,16 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Lock, LockToken, Mode},
-    manager::MAX_REASON_BYTES,
+    manager::{MAX_REASON_BYTES, Wait},
     store::{Acquisition, Released},
     text::{printable, short},
     web::{
         Problem,
         access::{Access, Permissions},
         admin, assets, events,
-        format::{Current, millis, rfc3339},
+        format::{Current, KeyBody, millis, rfc3339},
         problem::only,
-        request::{Ask, Found, Locks, Mine, RequestLocks, path_param},
+        request::{Ask, Document, Elsewhere, Got, Locks, Mine, RequestLocks, path_param},
         same_site::SameSite,
     },
 };
@@ -61,7 +61,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
-/// | `GET /events` | server-sent events; 503 if there are [too many](crate::web::LockingSession::event_streams) streams |
+/// | `GET /events` | server-sent events; 503 if there are [too many](crate::limits::Limits::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
@@ -141,10 +141,8 @@ fn naming_many(path: &str, methods: &'static str) -> Resource {
 /// One lock of the session, as the client sees it.
 #[derive(Serialize)]
 struct MineBody {
-    /// The name of the document in a heartbeat.
-    key: String,
-    collection: String,
-    id: String,
+    #[serde(flatten)]
+    key: KeyBody,
     mode: Mode,
     token: Option<LockToken>,
     since: String,
@@ -155,9 +153,7 @@ struct MineBody {
 impl From<&Lock> for MineBody {
     fn from(lock: &Lock) -> Self {
         Self {
-            key: lock.key.to_string(),
-            collection: lock.key.collection().to_owned(),
-            id: lock.key.id().to_string(),
+            key: KeyBody::from(&lock.key),
             mode: lock.mode,
             token: lock.token,
             since: rfc3339(lock.since),
@@ -202,26 +198,48 @@ async fn acquire(
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
-    let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
-    let how = Ask { mode, offered: locks.offered()?, take_over, ..Ask::exclusive(wait) };
-    let mine = take(locks, &key, how).await.map_err(|e| locks.problem(e))?;
-    let status = if mine.is_fresh { StatusCode::CREATED } else { StatusCode::OK };
+    let wait = Duration::from_millis(wait_ms).min(locks.settings.longest_wait);
+    let elsewhere = if take_over { Elsewhere::TakeOver } else { Elsewhere::Refuse };
+    let how = Ask {
+        mode,
+        offered: locks.headers.tokens()?,
+        elsewhere,
+        ..Ask::exclusive(Wait::for_at_most(wait))
+    };
+    let mine = take(locks, &key, how).await.map_err(|e| problem(locks, e))?;
+    let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
     Ok((Current(MineBody::from(&mine.lock)), status))
 }
 
 /// Takes or confirms the lock of a document that exists, for a person who may lock it.
 async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
-    let exists = async |found: Found, until| {
-        if found.has_waited {
+    let exists = async |mine: &Mine, until| {
+        if mine.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_claimed || locks.manager.parts.reads.exists(key, until).await? {
+        if mine.got == Got::Confirmed || locks.manager.parts.reads.exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(key, Ask { of_document: true, ..how }, exists).await?;
+    let how = Ask { document: Document::MustExist, ..how };
+    let (mine, ()) = locks.acquire(key, how, exists).await?;
     Ok(mine)
+}
+
+/// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person
+/// may take the lock over.
+fn problem(locks: &RequestLocks, error: LockError) -> Problem {
+    let told = match &error {
+        LockError::Held(lock) => Some((lock.key.to_string(), locks.may_take_over(lock))),
+        LockError::HeldByOtherTab(lock) => Some((lock.key.to_string(), true)),
+        _ => None,
+    };
+    let problem = Problem::from(error);
+    match told {
+        Some((key, may)) => problem.with("key", key).with("may_take_over", may),
+        None => problem,
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -241,7 +259,7 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
     let locks = RequestLocks::of_any_page(&req)?;
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
-    let mut tokens = locks.offered()?.to_vec();
+    let mut tokens = locks.headers.tokens()?.to_vec();
     let ReleaseBody { token, tab, page, grace_ms } = read(body)?;
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
@@ -257,7 +275,7 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
             Some(Err(_)) => return Err(bad_request("a page must be a UUID")),
         }
     }
-    let page = page.and_then(|page| page.parse().ok()).or(locks.page);
+    let page = page.and_then(|page| page.parse().ok()).or(locks.headers.page);
     let until = locks.begin();
     if let Some(aid) = locks.aid() {
         for token in tokens {
@@ -309,10 +327,7 @@ async fn break_named(
     let permissions = locks.permissions();
     permissions.check_any()?;
     let BreakNamedBody { key, reason, token } = read(body)?;
-    let Some((collection, id)) = key.split_once('/') else {
-        return Err(bad_request("a key looks like `collection/id`"));
-    };
-    let key = named(&permissions, collection, id)?;
+    let key = by_name(&permissions, &key)?;
     permissions.check(&key, Access::Look).await?;
     broken(&locks, key, BreakBody { reason, token }).await
 }
@@ -366,6 +381,13 @@ async fn allowed(
 fn key(permissions: &Permissions, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
     named(permissions, &param("collection"), &param("id"))
+}
+
+/// The document of this name: `"collection/id"`.
+fn by_name(permissions: &Permissions, name: &str) -> Result<LockKey, Problem> {
+    let malformed = || bad_request("a key looks like `collection/id`");
+    let (collection, id) = name.split_once('/').ok_or_else(malformed)?;
+    named(permissions, collection, id)
 }
 
 fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKey, Problem> {

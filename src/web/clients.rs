@@ -19,7 +19,8 @@ use crate::{
     manager::LockManager,
     web::{
         request::uuid_of,
-        wrap::{Identified, Locking, LockingMiddleware},
+        settings::Locking,
+        wrap::{Identified, LockingMiddleware},
     },
 };
 

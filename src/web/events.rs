@@ -3,7 +3,6 @@
 use std::{
     collections::HashSet,
     fmt::Write,
-    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,7 +21,7 @@ use crate::{
     clock,
     event::LockEvent,
     key::LockKey,
-    lock::{Aid, Lock, Mode, TabId},
+    lock::{Aid, Lock, TabId},
     manager::watch::{
         ends::{EndOf, came},
         events::LockEvents,
@@ -31,7 +30,7 @@ use crate::{
     web::{
         Problem,
         access::Permissions,
-        format::{millis, rfc3339},
+        format::{millis, rfc3339, whose},
         request::Locks,
     },
 };
@@ -70,8 +69,6 @@ struct Listener {
     end: Option<EndOf>,
     has_ended: bool,
     until: Instant,
-    /// For the first message.
-    manager: Rc<crate::LockManager>,
     _admitted: Admitted,
 }
 
@@ -83,25 +80,21 @@ pub(super) async fn stream(
     permissions.check_any()?;
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
-    let (manager, address, person) = (locks.manager.clone(), locks.address, locks.counts_as());
-    let admitted = manager.parts.event_streams.admit(address, person, locks.settings.streams);
+    let parts = &locks.manager.parts;
+    let admitted = parts.event_streams.admit(locks.address, locks.counts_as());
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
             .retry_after(TRY_AGAIN_AFTER)
     })?;
-    manager.parts.collections.all_collections(locks.begin()).await;
+    parts.collections.all_collections(locks.begin()).await;
     let tab = tab.and_then(|tab| tab.parse().ok());
-    let named = |name: &str| {
-        let (collection, id) = name.split_once('/')?;
-        manager.key(collection, id).ok()
-    };
-    let keys: Option<HashSet<_>> = keys.map(|keys| keys.split(',').filter_map(named).collect());
-    let events = manager.events();
+    let keys: Option<HashSet<_>> =
+        keys.map(|keys| keys.split(',').filter_map(|name| locks.key_named(name)).collect());
     let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
-    let end = locks.aid().map(|aid| manager.parts.end_of(&aid));
+    let end = locks.aid().map(|aid| parts.end_of(&aid));
     let listener = Listener {
-        events,
+        events: locks.manager.events(),
         aid: locks.aid(),
         tab,
         keys,
@@ -109,7 +102,6 @@ pub(super) async fn stream(
         until: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
         end,
         has_ended: false,
-        manager,
         _admitted: admitted,
     };
     let messages = stream::unfold(listener, |mut listener| async {
@@ -194,7 +186,7 @@ impl Listener {
     /// The data of the event for this receiver.
     fn data(&self, event: &Arc<LockEvent>) -> Value {
         let Some(lock) = event.lock() else {
-            return json!({ "told": self.manager.parts.is_told_of_events() });
+            return json!({ "told": self.permissions.manager.parts.is_told_of_events() });
         };
         let mut data = json!({
             "key": lock.key.to_string(),
@@ -204,12 +196,13 @@ impl Listener {
             "holder": lock.holder,
             "since": rfc3339(lock.since),
         });
+        let whose = whose(lock, self.aid.as_ref(), self.tab);
         if let LockEvent::Acquired(_) = **event {
-            data["state"] = self.whose(lock).into();
+            data["state"] = whose.into();
             data["expires_in_ms"] = millis(lock.expires_in()).into();
         } else {
             data["state"] = "free".into();
-            data["was"] = self.whose(lock).into();
+            data["was"] = whose.into();
         }
         if let LockEvent::Broken(_, taken) = &**event {
             data["by"] = taken.by.as_str().into();
@@ -218,14 +211,5 @@ impl Listener {
             }
         }
         data
-    }
-
-    fn whose(&self, lock: &Lock) -> &'static str {
-        let is_exclusive = lock.mode == Mode::Exclusive;
-        match (self.aid.as_ref() == Some(&lock.aid), self.tab.zip(lock.tab)) {
-            (false, _) => "held",
-            (true, Some((this, of_lock))) if is_exclusive && this != of_lock => "mine_elsewhere",
-            (true, _) => "mine",
-        }
     }
 }

@@ -11,6 +11,11 @@ use actix_web::{
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
+use crate::{
+    key::LockKey,
+    lock::{Aid, Lock, TabId},
+};
+
 /// An answer about locks in JSON. No cache may keep it: it is outdated at once, and for this person only.
 pub(super) struct Current<T>(pub(super) T);
 
@@ -21,6 +26,38 @@ impl<T: Serialize> Responder for Current<T> {
         let mut answer = Json(self.0).respond_to(req).map_into_boxed_body();
         answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         answer
+    }
+}
+
+/// The name of a document.
+#[derive(Serialize)]
+pub(super) struct KeyBody {
+    /// As in a heartbeat.
+    key: String,
+    collection: String,
+    id: String,
+}
+
+impl KeyBody {
+    /// A name as a client has written it: `"collection/id"`, if it is well-formed.
+    pub(super) fn named(name: &str) -> Self {
+        let (collection, id) = name.split_once('/').unwrap_or_default();
+        Self { key: name.to_owned(), collection: collection.to_owned(), id: id.to_owned() }
+    }
+}
+
+impl From<&LockKey> for KeyBody {
+    fn from(key: &LockKey) -> Self {
+        Self::named(&key.to_string())
+    }
+}
+
+/// Whose lock it is, from the view of this tab of this session.
+pub(super) fn whose(lock: &Lock, aid: Option<&Aid>, tab: Option<TabId>) -> &'static str {
+    match lock.is_of_another_tab(tab) {
+        _ if aid != Some(&lock.aid) => "held",
+        true => "mine_elsewhere",
+        false => "mine",
     }
 }
 

@@ -1,7 +1,6 @@
 //! Documents as handler arguments.
 
 use std::{
-    any::type_name,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -16,14 +15,11 @@ use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use crate::{
     error::{LockError, Result},
-    key::{InvalidKey, LockKey, Lockable},
+    key::{LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
-    store::{Changes, Original, Released, StoredDocument},
-    web::{
-        problem::misconfigured,
-        request::{Ask, Found, Mine, RequestLocks, path_param},
-    },
+    store::{Changes, Original, Released},
+    web::request::{Ask, Document, Mine, RequestLocks},
 };
 
 /// A document that this request locks for the session and then loads. If the session already holds the
@@ -113,7 +109,7 @@ pub struct Guarded<T, How> {
     document: T,
     /// The document as it was last loaded or saved.
     original: Original,
-    mine: Mine,
+    pub(super) mine: Mine,
     locks: Rc<RequestLocks>,
     how: PhantomData<How>,
 }
@@ -144,9 +140,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<()> {
-        let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let saves = &self.locks.manager.parts.saves;
-        let saved = saves.save(&held, &self.original, &self.document, until).await;
+        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
+        let saved = saves.save(&self.mine.held, &self.original, &self.document, until).await;
         self.written(saved.map(Changes::into_original), until).await
     }
 
@@ -156,9 +151,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Errors
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<()> {
-        let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let saves = &self.locks.manager.parts.saves;
-        let replaced = saves.replace(&held, &self.original, &self.document, until).await;
+        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
+        let replaced = saves.replace(&self.mine.held, &self.original, &self.document, until).await;
         self.written(replaced, until).await
     }
 
@@ -168,7 +162,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
                 self.original = saved;
                 return Ok(());
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.token),
+            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
             // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => {
                 self.locks.release(&self.mine, until).await?;
@@ -189,13 +183,13 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
-        let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let deleted = self.locks.manager.parts.saves.delete(&held, until).await;
+        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
+        let deleted = saves.delete(&self.mine.held, until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.let_go(&self.mine, "deleted").await;
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(held.token),
+            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
             Err(_) => {}
         }
         deleted
@@ -231,13 +225,13 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// for a moment should release only fresh locks, and so leave the lock of an open form alone.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
-        self.mine.is_fresh
+        self.mine.is_fresh()
     }
 
     /// The token of this acquisition, as the client gets it in `Lock-Token`.
     #[must_use]
     pub fn token(&self) -> LockToken {
-        self.mine.token
+        self.mine.held.token
     }
 
     /// The lock, for guarded writes of your own:
@@ -246,7 +240,7 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.locks.manager.parts.saves.held(self.mine.acquisition())
+        self.locks.manager.parts.saves.held(self.mine.held.clone())
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
@@ -265,10 +259,6 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[must_use]
     pub fn into_inner(self) -> T {
         self.document
-    }
-
-    pub(super) fn mine(&self) -> &Mine {
-        &self.mine
     }
 
     pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
@@ -322,10 +312,10 @@ impl<T: Lockable> FromRequest for SharedDoc<T> {
 
 async fn acquire<T: Lockable, How>(req: HttpRequest, mode: Mode) -> Result<Guarded<T, How>> {
     let locks = RequestLocks::of(&req)?;
-    let key = key_of::<T>(&req, &locks)?;
+    let key = locks.key_in_path::<T>(&req)?;
     locks.may_lock(slice::from_ref(&key)).await?;
     let wait = Wait::for_at_most(locks.settings.wait_for_documents);
-    let offered = locks.offered()?;
+    let offered = locks.headers.tokens()?;
     open(&locks, &key, Ask { mode, offered, ..Ask::exclusive(wait) }).await
 }
 
@@ -335,13 +325,13 @@ pub(super) async fn open<T: Lockable, How>(
     key: &LockKey,
     how: Ask<'_>,
 ) -> Result<Guarded<T, How>> {
-    let load = async |found: Found, until| {
-        if found.has_waited {
+    let load = async |mine: &Mine, until| {
+        if mine.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
         }
-        loaded::<T>(locks, key, found.document, until).await
+        loaded::<T>(locks, key, mine, until).await
     };
-    let how = Ask { of_document: true, load: true, ..how };
+    let how = Ask { document: Document::IsLoaded, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
     Ok(Guarded::new(mine, document, Rc::clone(locks)))
 }
@@ -350,10 +340,10 @@ pub(super) async fn open<T: Lockable, How>(
 async fn loaded<T: Lockable>(
     locks: &RequestLocks,
     key: &LockKey,
-    document: Option<StoredDocument>,
+    mine: &Mine,
     until: Instant,
 ) -> Result<(T, Original)> {
-    let document = match document {
+    let document = match mine.document.take() {
         Some(document) => document,
         None => locks.manager.parts.reads.load(key, until).await?,
     };
@@ -368,42 +358,17 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
         let req = req.clone();
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
-            let key = key_of::<T>(&req, &locks)?;
+            let key = locks.key_in_path::<T>(&req)?;
             locks.may_lock(slice::from_ref(&key)).await?;
-            let until = locks.begin();
-            let confirmed = locks.confirm(&key, Mode::Exclusive, locks.offered()?, true, until);
-            let (mine, document) = confirmed.await?;
-            match loaded(&locks, &key, document, until).await {
-                Ok(document) => Ok(Self::new(mine, document, locks)),
-                Err(e) => {
-                    if let LockError::NotFound { .. } = e {
-                        locks.release(&mine, until).await?;
-                    }
-                    Err(e)
-                }
+            let (offered, until) = (locks.headers.tokens()?, locks.begin());
+            let document = Document::IsLoaded;
+            let how = Ask { offered, document, ..Ask::exclusive(Wait::no()) };
+            let mine = locks.confirm(&key, how, until).await?;
+            let loaded = loaded(&locks, &key, &mine, until).await;
+            if let Err(LockError::NotFound { .. }) = loaded {
+                locks.release(&mine, until).await?;
             }
+            Ok(Self::new(mine, loaded?, locks))
         })
     }
-}
-
-fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey> {
-    let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
-        misconfigured(format!(
-            "the route `{}` has no parameter `{{{}}}` for the id of `{}`: name a parameter \
-             like this, or set `Lockable::PATH_PARAM`",
-            req.match_pattern().unwrap_or_default(),
-            T::PATH_PARAM,
-            T::COLLECTION,
-        ))
-    })?;
-    let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
-    let key = locks.key_of::<T>(req, param.parse().map_err(not_an_id)?)?;
-    if locks.manager.parts.collections.is_registered(key.collection()) {
-        return Ok(key);
-    }
-    Err(misconfigured(format!(
-        "the collection `{}` is not registered: call `locks.register::<{}>().await?` when the server starts",
-        key.collection(),
-        type_name::<T>(),
-    )))
 }

@@ -1,6 +1,6 @@
 //! Errors as answers: `application/problem+json`, RFC 9457.
 
-use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
+use std::{cell::RefCell, error::Error, fmt, iter::successors, rc::Rc, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, Resource, ResponseError,
@@ -92,14 +92,8 @@ impl Problem {
         self
     }
 
-    fn lock_if_any(self, lock: Option<&Lock>) -> Self {
-        match lock {
-            Some(lock) => self.lock(lock),
-            None => self,
-        }
-    }
-
-    fn lock(self, lock: &Lock) -> Self {
+    fn lock(self, lock: Option<&Lock>) -> Self {
+        let Some(lock) = lock else { return self };
         let problem = self
             .with("holder", json!(lock.holder))
             .with("since", rfc3339(lock.since))
@@ -152,43 +146,35 @@ impl From<&LockError> for Problem {
     fn from(error: &LockError) -> Self {
         let problem = |status, code| Self::new(status, code).detail(error);
         let busy = |code| problem(StatusCode::SERVICE_UNAVAILABLE, code);
+        let locked = |code, state| problem(StatusCode::LOCKED, code).with("state", state);
+        let lost = |status, code| problem(status, code).with("state", "lost");
         match error {
-            LockError::Held(lock) => problem(StatusCode::LOCKED, "held")
-                .with("state", "held")
-                .lock(lock)
+            LockError::Held(lock) => locked("held", "held")
+                .lock(Some(lock))
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
-            LockError::HeldByOtherTab(lock) => problem(StatusCode::LOCKED, "mine_elsewhere")
-                .with("state", "mine_elsewhere")
-                .lock(lock)
+            LockError::HeldByOtherTab(lock) => locked("mine_elsewhere", "mine_elsewhere")
+                .lock(Some(lock))
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
-            LockError::WouldDeadlock { holder, .. } => {
-                problem(StatusCode::LOCKED, "would_deadlock")
-                    .with("state", "held")
-                    .lock_if_any(holder.as_deref())
-                    .retry_after(ASK_AGAIN_AFTER)
-            }
-            LockError::Frozen { freeze, .. } => problem(StatusCode::LOCKED, "frozen")
-                .with("state", "frozen")
+            LockError::WouldDeadlock { holder, .. } => locked("would_deadlock", "held")
+                .lock(holder.as_deref())
+                .retry_after(ASK_AGAIN_AFTER),
+            LockError::Frozen { freeze, .. } => locked("frozen", "frozen")
                 .with("reason", freeze.reason.as_str())
                 .with("until", rfc3339(freeze.until))
                 .retry_after(freeze.ends_in().min(ASK_AGAIN_AFTER)),
             LockError::PastFreeze => problem(StatusCode::BAD_REQUEST, "past_freeze"),
-            LockError::Lost { holder, .. } => problem(StatusCode::CONFLICT, "lost")
-                .with("state", "lost")
-                .lock_if_any(holder.as_deref()),
+            LockError::Lost { holder, .. } => {
+                lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref())
+            }
             LockError::ChangedMeanwhile { field, .. } => {
                 problem(StatusCode::CONFLICT, "changed_meanwhile").with("field", field.as_str())
             }
             LockError::WrongSession { lock, asked: true } => {
-                problem(StatusCode::LOCKED, "wrong_session").with("state", "held").lock(lock)
+                locked("wrong_session", "held").lock(Some(lock))
             }
-            LockError::WrongSession { .. } => {
-                problem(StatusCode::CONFLICT, "wrong_session").with("state", "lost")
-            }
+            LockError::WrongSession { .. } => lost(StatusCode::CONFLICT, "wrong_session"),
             LockError::LoginRequired => problem(StatusCode::UNAUTHORIZED, "login_required"),
-            LockError::StaleToken { .. } => {
-                problem(StatusCode::PRECONDITION_FAILED, "stale_token").with("state", "lost")
-            }
+            LockError::StaleToken { .. } => lost(StatusCode::PRECONDITION_FAILED, "stale_token"),
             LockError::MalformedToken => problem(StatusCode::BAD_REQUEST, "bad_lock_token"),
             LockError::NotFound { .. } => problem(StatusCode::NOT_FOUND, "not_found"),
             LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
@@ -203,9 +189,7 @@ impl From<&LockError> for Problem {
             }
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::PageLeft => problem(StatusCode::CONFLICT, "page_left"),
-            LockError::PersonChanged => {
-                problem(StatusCode::CONFLICT, "person_changed").with("state", "lost")
-            }
+            LockError::PersonChanged => lost(StatusCode::CONFLICT, "person_changed"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
             LockError::TooManyWaiters { .. } => {
                 busy("too_many_waiters").retry_after(ASK_AGAIN_AFTER)
@@ -327,14 +311,9 @@ pub(super) fn log_fault(error: &LockError) {
         || error.is_overload()
         || is_told;
     if error.status_code().is_server_error() && !is_known {
-        let mut causes = String::new();
-        let mut cause = std::error::Error::source(error);
-        while let Some(error) = cause {
-            causes.push_str(&format!(": {error}"));
-            cause = error.source();
-        }
+        let causes = successors(error.source(), |&it| it.source());
         // The id of a document may come from the URL.
-        let line = printable(&format!("{error}{causes}"));
+        let line = printable(&causes.fold(error.to_string(), |line, it| format!("{line}: {it}")));
         let why = match error {
             _ if error.is_outage() => "because the database cannot be reached",
             LockError::Misconfigured(_) => "because the application is not set up correctly",

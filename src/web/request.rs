@@ -1,70 +1,57 @@
 //! The locks of a session during one request.
 
+mod ask;
+mod confirm;
 mod each;
-mod locking;
+mod headers;
+mod path;
+mod permissions;
+mod person;
+mod release;
+mod take;
+mod titles;
 
 use std::{
-    borrow::Cow,
     cell::{Cell, RefCell},
     fmt,
+    future::{Ready, ready},
     net::IpAddr,
     rc::Rc,
-    str::FromStr,
     time::{Duration, Instant},
 };
 
 use actix_session::{Session, SessionStatus};
 use actix_web::{
-    Error, HttpMessage, HttpRequest, HttpResponse,
-    dev::{RequestHead, ServiceRequest},
-    http::{
-        StatusCode,
-        header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
-    },
+    Error, FromRequest, HttpMessage, HttpRequest, HttpResponse,
+    dev::{Payload, ServiceRequest},
+    http::{StatusCode, header::SET_COOKIE},
 };
-use percent_encoding::percent_decode_str;
-use sha2::{Digest, Sha256};
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
-use uuid::{Builder, Uuid};
+use uuid::Uuid;
 
-pub(super) use self::locking::{Ask, Found, Locks, Mine};
+use self::headers::Headers;
+pub(super) use self::{
+    ask::{Ask, Document, Elsewhere, Got, Mine},
+    path::path_param,
+    person::uuid_of,
+};
 use crate::{
     actor::Actor,
     clock,
     ended::EndReason,
     error::{LockError, Result, StoreError, StoreErrorKind},
-    key::{LockKey, Lockable},
-    lock::{Aid, Lock, LockToken, PageId, TabId},
-    manager::{LockManager, Provisional, watch::streams::Limits},
+    lock::{Aid, Lock, LockToken},
+    manager::{LockManager, Provisional},
     store::Named,
     web::{
-        access::{AccessPolicy, Answers, Identify},
         problem::{Problem, misconfigured},
-        same_site,
+        settings::Settings,
     },
 };
 
 /// The key of the aid in the state of the session.
 pub(super) const AID: &str = "doclock.aid";
-
-/// Announces a granted lock in an answer, and identifies the same acquisition in a request.
-const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
-
-/// How many tokens one request may send: each may be a command.
-const MOST_TOKENS: usize = 100;
-
-/// The time since the person last touched the page that sends this request, in milliseconds.
-const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
-
-/// The tab that sends this request: a UUID chosen by its page.
-const TAB: HeaderName = HeaderName::from_static("doclock-tab");
-
-/// The load of that page: a UUID that is new at each load.
-const PAGE: HeaderName = HeaderName::from_static("doclock-page");
-
-/// In an answer, the person of the request. In a request, the person for whom its page was opened.
-const PERSON: HeaderName = HeaderName::from_static("doclock-person");
 
 /// From this time on, the answer of a request may reach the browser after a logout that began later.
 const SLOW: Duration = Duration::from_millis(250);
@@ -80,37 +67,6 @@ const LONGEST_LOOK: Duration = Duration::from_secs(1);
 /// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
 /// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
-
-/// By these headers a browser says that it loads a page in advance, which the person may never look at. The first one is
-/// the standard; older browsers and crawlers send one of the others.
-const PURPOSES: [&str; 4] = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
-
-/// Renders an error of the wrap.
-type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
-
-/// Names the collection of a type for a request.
-type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
-
-/// The settings of the application at `locks.session(…)`.
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) identify: Option<Identify>,
-    pub(super) collection_names: Option<Rc<CollectionNames>>,
-    pub(super) access: Option<AccessPolicy>,
-    pub(super) answers: Rc<Answers>,
-    pub(super) admits_visitors: bool,
-    /// True if the policy is for the lock API only.
-    pub(super) extractors_do_not_ask: bool,
-    pub(super) keep_fresh_on_error: bool,
-    /// How long the extractors wait for locks of other sessions.
-    pub(super) wait_for_documents: Duration,
-    /// The longest wait that a client may ask for.
-    pub(super) longest_wait: Duration,
-    pub(super) idle_after: Option<Duration>,
-    pub(super) streams: Limits,
-    pub(super) same_site: Rc<same_site::Rules>,
-    pub(super) render: Option<Rc<Render>>,
-}
 
 /// What happened to a session while one of its requests was served. The answer carries the cookie of the session only if
 /// nothing did: otherwise the answer would undo a logout, or the login of the next person in this browser. A cookie store
@@ -137,19 +93,9 @@ pub(crate) enum Whose {
 pub(crate) struct RequestLocks {
     pub(super) manager: Rc<LockManager>,
     pub(super) settings: Rc<Settings>,
-    /// True if the page has sent this request automatically, and its person has been away for long.
-    idle: bool,
-    tab: Option<TabId>,
-    /// The load of the page that sent this request.
-    pub(super) page: Option<PageId>,
-    /// The person for whom that page was opened, if it says so.
-    opened_for: Option<Uuid>,
+    pub(super) headers: Headers,
     /// The other end of the connection.
     pub(super) address: Option<IpAddr>,
-    /// True if the page is preloaded: nobody has asked for it yet.
-    speculative: bool,
-    /// The tokens that the client sent; `None` if the header is malformed.
-    offered: Option<Vec<LockToken>>,
     whose: RefCell<Whose>,
     /// The person when the request arrived.
     person_before: RefCell<Option<String>>,
@@ -183,8 +129,77 @@ pub(crate) struct RequestLocks {
     is_to_be_saved: Cell<bool>,
     /// True if the session middleware has to extend the session, or to save it: this request does not end it.
     goes_on: Cell<bool>,
-    /// True if the answer is the same for everybody, and carries no cookie.
-    is_for_everybody: Cell<bool>,
+    /// True if the answer is a file, which is the same for everybody, and carries no cookie.
+    pub(super) is_for_everybody: Cell<bool>,
+}
+
+/// For the handlers of this crate.
+pub(super) struct Locks(pub(super) Rc<RequestLocks>);
+
+impl FromRequest for Locks {
+    type Error = LockError;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(RequestLocks::of(req).map(Self))
+    }
+}
+
+/// For the extractors and the lock API.
+impl RequestLocks {
+    /// # Errors
+    /// If there is no wrap around the route, or if the page of this request was opened for another person.
+    pub(super) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
+        let locks = Self::of_any_page(req)?;
+        locks.check_person()?;
+        Ok(locks)
+    }
+
+    /// # Errors
+    /// If there is no wrap around the route.
+    pub(super) fn of_any_page(req: &HttpRequest) -> Result<Rc<Self>> {
+        req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
+            misconfigured(
+                "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
+                 `.wrap(SessionMiddleware::new(store, key))` with \
+                 `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
+            )
+        })
+    }
+
+    /// The deadline of an operation that begins now.
+    pub(super) fn begin(&self) -> Instant {
+        let until = self.manager.parts.calls.until();
+        self.until.set(Some(until));
+        until
+    }
+
+    /// The aid of the session, if the session has ever locked anything or been saved.
+    pub(super) fn aid(&self) -> Option<Aid> {
+        self.aid.borrow().clone()
+    }
+
+    /// The live locks of the session.
+    pub(super) async fn list(&self, until: Instant) -> Result<Vec<Lock>> {
+        match self.aid() {
+            Some(aid) => self.manager.parts.reads.list(Some(&aid), until).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// # Errors
+    /// If this request may take no lock at all.
+    fn check_may_lock(&self) -> Result<()> {
+        if self.headers.is_speculative { Err(LockError::Speculative) } else { self.check_client() }
+    }
+
+    /// Waits for the renewal that this request has started, if it has started one.
+    pub(super) async fn renewed(&self, until: Instant) {
+        let renewal = self.renewal.take();
+        if let Some(renewal) = renewal {
+            let _ = timeout_at(until.into(), renewal).await;
+        }
+    }
 }
 
 /// The life of a request, in order. For `locks.session(…)`.
@@ -204,18 +219,11 @@ impl RequestLocks {
                  the whole application, remove the wrap of the scope",
             ));
         }
-        let headers = req.headers();
-        let idle = named(headers, IDLE_MS).map(Duration::from_millis);
         let locks = Rc::new(Self {
             manager: Rc::clone(manager),
             settings: Rc::clone(settings),
-            idle: idle.zip(settings.idle_after).is_some_and(|(idle, limit)| idle >= limit),
-            tab: named(headers, TAB),
-            page: named(headers, PAGE),
-            opened_for: named(headers, PERSON),
+            headers: Headers::of(req.headers(), settings.idle_after),
             address: req.peer_addr().map(|it| it.ip()),
-            speculative: is_loaded_in_advance(headers),
-            offered: offered_tokens(headers),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
             name_of_person: Cell::default(),
@@ -241,75 +249,36 @@ impl RequestLocks {
         Ok(locks)
     }
 
-    /// The document of this type that the request means.
-    ///
-    /// # Errors
-    /// [`LockError::NotFound`] if the application names no collection for this person, [`LockError::LoginRequired`] if
-    /// nobody is logged in.
-    pub(super) fn key_of<T: Lockable>(&self, request: &HttpRequest, id: T::Id) -> Result<LockKey> {
-        let Some(names) = &self.settings.collection_names else {
-            return Ok(LockKey::of::<T>(id)?);
-        };
-        match names(request, T::COLLECTION) {
-            Some(name) => Ok(LockKey::new(name, id)?),
-            None if self.settings.identify.is_some() && self.person().is_none() => {
-                Err(LockError::LoginRequired)
-            }
-            None => Err(LockError::NotFound { key: LockKey::of::<T>(id)? }),
-        }
-    }
-
     /// Called when the wrap knows whose request this is.
     pub(super) fn belongs_to(&self, whose: Whose, aid: Option<Aid>) {
         let began_empty = matches!(&whose, Whose::Session(it) if it.entries().is_empty());
         self.began_empty.set(began_empty);
         self.whose.replace(whose);
         self.person_before.replace(self.who());
-        let is_asked = self.page.is_some();
-        self.name_of_person.set(is_asked.then(|| self.person()).flatten().as_ref().map(name_of));
-        if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
-            // The tab that this request names, or else the acquisitions that it names.
-            let named: Vec<_> = match (self.tab, &self.offered) {
-                (Some(tab), _) => vec![Named::Tab(tab)],
-                (None, tokens) => {
-                    tokens.iter().flatten().map(|token| Named::Token(*token)).collect()
-                }
-            };
-            self.renewal.replace(self.manager.parts.sessions.touch(aid, &named));
+        let is_asked = self.headers.page.is_some();
+        self.name_of_person
+            .set(is_asked.then(|| self.person()).flatten().as_ref().map(person::name_of));
+        if let Some(aid) = aid.as_ref().filter(|_| !self.headers.is_idle) {
+            self.renewal.replace(self.manager.parts.sessions.touch(aid, &self.headers.named()));
         }
         self.aid_before.replace(aid.clone());
         self.aid.replace(aid);
     }
 
-    /// What distinguishes the person of this session from others.
-    fn who(&self) -> Option<String> {
-        let person = self.person()?;
-        Some(match person.id() {
-            Some(id) => format!("id {id}"),
-            // The roles may tell the tenant.
-            None => format!("{person:?}"),
-        })
-    }
-
-    /// # Errors
-    /// If the page of this request was opened for another person: the page shows the work of that person.
-    fn check_person(&self) -> Result<()> {
-        let Some(opened_for) = self.opened_for else { return Ok(()) };
-        match self.person() {
-            Some(person) if name_of(&person) == opened_for => Ok(()),
-            Some(_) => Err(LockError::PersonChanged),
-            None if self.settings.identify.is_some() || self.is_client() => {
-                Err(LockError::LoginRequired)
-            }
-            None => Ok(()),
+    /// Notes that this request holds this lock.
+    fn remember(&self, mine: &Mine) {
+        let mut held = self.held.borrow_mut();
+        if !held.contains(&mine.held.token) {
+            held.push(mine.held.token);
         }
+        self.also_renew(&mine.lock);
     }
 
     /// Also renews this lock, which the request names, if it is not a lock of the request's own tab.
-    pub(super) fn names(&self, lock: &Lock) {
+    pub(super) fn also_renew(&self, lock: &Lock) {
         if let (Some(token), Some(tab)) = (lock.token, lock.tab)
-            && self.tab != Some(tab)
-            && !self.idle
+            && self.headers.tab != Some(tab)
+            && !self.headers.is_idle
         {
             drop(self.manager.parts.sessions.touch(&lock.aid, &[Named::Token(token)]));
         }
@@ -426,16 +395,7 @@ impl RequestLocks {
             drop(fresh);
         }
         self.settle().await;
-        if let [token] = self.held.borrow().as_slice()
-            && let Ok(announced) = HeaderValue::from_str(&format!("<urn:uuid:{token}>"))
-        {
-            response.headers_mut().insert(LOCK_TOKEN, announced);
-        }
-        if let Some(person) = self.name_of_person.get()
-            && let Ok(person) = HeaderValue::from_str(&person.to_string())
-        {
-            response.headers_mut().insert(PERSON, person);
-        }
+        headers::announce(response.headers_mut(), &self.held.borrow(), self.name_of_person.get());
         Ok(())
     }
 
@@ -472,17 +432,6 @@ impl RequestLocks {
             }
             _ => unknown,
         }
-    }
-
-    /// As [`ask_again`](Self::ask_again), for a request that may have nothing to do with locks: a policy or a store that
-    /// hangs does not hold its answer up.
-    pub(super) async fn ask_again_in_passing(&self) {
-        let _ = timeout_at((clock::now() + LONGEST_LOOK).into(), self.ask_again()).await;
-    }
-
-    /// Notes that the answer of this request is a file, which a cache may keep.
-    pub(super) fn is_for_everybody(&self) {
-        self.is_for_everybody.set(true);
     }
 
     /// How long ago a session may have ended for its end to be news to this request.
@@ -535,11 +484,8 @@ impl RequestLocks {
     /// # Errors
     /// 401 if a client has no valid login, or has it no longer: its locks are not known, and so not reported as lost.
     pub(super) fn check_client(&self) -> Result<()> {
-        let is_client = matches!(*self.whose.borrow(), Whose::Client(_));
-        if is_client && self.aid.borrow().is_none() {
-            return Err(LockError::LoginRequired);
-        }
-        Ok(())
+        let is_unknown = self.is_client() && self.aid.borrow().is_none();
+        if is_unknown { Err(LockError::LoginRequired) } else { Ok(()) }
     }
 
     /// True if the aid belongs to the client's token, and not to a session.
@@ -576,51 +522,4 @@ impl Drop for RequestLocks {
 
 pub(super) fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
-}
-
-/// A person as the headers name them. A change of the roles is no change of the person.
-fn name_of(person: &Actor) -> Uuid {
-    let (kind, name) = match person.id() {
-        Some(id) => ("id", id),
-        None => ("label", &*person.label),
-    };
-    uuid_of(Sha256::new().chain_update(format!("doclock person\0{kind}\0{name}")))
-}
-
-/// The first half of the hash.
-pub(super) fn uuid_of(hasher: Sha256) -> Uuid {
-    let hash = hasher.finalize();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&hash[..16]);
-    Builder::from_custom_bytes(bytes).into_uuid()
-}
-
-/// A name chosen by the page, or the time for which its person has been away. A malformed value is ignored.
-fn named<T: FromStr>(headers: &HeaderMap, header: HeaderName) -> Option<T> {
-    headers.get(header)?.to_str().ok()?.trim().parse().ok()
-}
-
-fn is_loaded_in_advance(headers: &HeaderMap) -> bool {
-    let purposes = PURPOSES.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
-    let mut purposes = purposes.map(str::to_ascii_lowercase);
-    purposes.any(|it| ["prefetch", "prerender", "preview"].iter().any(|name| it.contains(name)))
-}
-
-/// One token, or several separated by commas.
-fn offered_tokens(headers: &HeaderMap) -> Option<Vec<LockToken>> {
-    let mut tokens = Vec::new();
-    for value in headers.get_all(LOCK_TOKEN) {
-        for token in value.to_str().ok()?.split(',') {
-            tokens.push(token.trim().parse().ok()?);
-        }
-    }
-    (tokens.len() <= MOST_TOKENS).then_some(tokens)
-}
-
-/// The path parameter of this name, decoded; `None` if the route has none.
-///
-/// The router leaves `%2F` and `%25` encoded, so that they are not taken for delimiters. An id may
-/// contain them. The router has already replaced bytes that are not UTF-8.
-pub(super) fn path_param<'a>(req: &'a HttpRequest, name: &str) -> Option<Cow<'a, str>> {
-    Some(percent_decode_str(req.match_info().get(name)?).decode_utf8_lossy())
 }

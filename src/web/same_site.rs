@@ -7,7 +7,7 @@ use std::{
 
 use actix_web::{
     FromRequest, HttpMessage, HttpRequest,
-    dev::{ConnectionInfo, Payload, RequestHead},
+    dev::Payload,
     http::{
         StatusCode, Uri,
         header::{AUTHORIZATION, COOKIE, FORWARDED, HOST, HeaderMap, ORIGIN, X_FORWARDED_PROTO},
@@ -51,11 +51,7 @@ impl FromRequest for SameSite {
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
         let rules = req.extensions().get::<Rc<Rules>>().cloned().unwrap_or_default();
-        ready(
-            rules
-                .check(req.head(), &req.connection_info(), req.app_config().secure())
-                .map(|()| Self),
-        )
+        ready(rules.check(req, req.app_config().secure()).map(|()| Self))
     }
 }
 
@@ -87,13 +83,8 @@ impl Rules {
     /// # Errors
     /// 403 if a page of another site has made a browser send this request. `is_secure`: the connection of the request
     /// has TLS.
-    pub(super) fn check(
-        &self,
-        head: &RequestHead,
-        connection: &ConnectionInfo,
-        is_secure: bool,
-    ) -> Result<(), Problem> {
-        let headers = head.headers();
+    pub(super) fn check(&self, req: &HttpRequest, is_secure: bool) -> Result<(), Problem> {
+        let (headers, connection) = (req.headers(), req.connection_info());
         let forwarded = headers.get_all(FORWARDED).filter_map(|it| it.to_str().ok());
         let has_proto = |it: &str| it.to_ascii_lowercase().contains("proto=");
         let is_told =
@@ -104,7 +95,7 @@ impl Rules {
             _ => None,
         };
         let own_host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        let hosts = [connection.host(), own_host.unwrap_or_else(|| connection.host())];
+        let hosts = [connection.host(), own_host.unwrap_or(connection.host())];
         if self.has_own_token(headers) || !self.is_cross_site(headers, &Asked { scheme, hosts }) {
             return Ok(());
         }
@@ -176,8 +167,7 @@ mod tests {
             for header in &given {
                 request = request.insert_header(*header);
             }
-            let request = request.to_http_request();
-            let told = rules.check(request.head(), &request.connection_info(), is_secure);
+            let told = rules.check(&request.to_http_request(), is_secure);
             assert_eq!(told.is_err(), *is_cross, "{given:?}");
         }
     }

@@ -72,9 +72,13 @@ impl SessionLocks {
     pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
-        let (mine, ()) =
-            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
-        Ok(mine.lock)
+        Ok(self.take(&key, Ask::exclusive(Wait::no())).await?.lock)
+    }
+
+    /// Takes or confirms the lock, whether or not there is such a document.
+    async fn take(&self, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
+        let (mine, ()) = self.locks.acquire(key, how, async |_, _| Ok(())).await?;
+        Ok(mine)
     }
 
     /// Inserts a new document, whose lock this session holds from the first moment: nobody sees the
@@ -102,18 +106,16 @@ impl SessionLocks {
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let acquired =
-            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await;
-        if let Err(LockError::Held(_)) = &acquired {
+        let taken = self.take(&key, Ask::exclusive(Wait::no())).await;
+        if let Err(LockError::Held(_)) = &taken {
             // Not everybody may learn the name of its creator either.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let (mine, ()) = acquired?;
-        let until = self.locks.begin();
-        match self.locks.manager.parts.saves.create(&mine.acquisition(), &document, until).await {
+        let (mine, until) = (taken?, self.locks.begin());
+        match self.locks.manager.parts.saves.create(&mine.held, &document, until).await {
             Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
-                if mine.is_fresh {
+                if mine.is_fresh() {
                     self.locks.let_go(&mine, "not created").await;
                 }
                 Err(error)
@@ -139,10 +141,7 @@ impl SessionLocks {
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
     ) -> Result<Vec<Lock>> {
-        let take = async |key: LockKey, wait| {
-            let taken = self.locks.acquire(&key, Ask::exclusive(wait), async |_, _| Ok(()));
-            Ok(taken.await?.0)
-        };
+        let take = async |key: LockKey, wait| self.take(&key, Ask::exclusive(wait)).await;
         let all = self.all_or_none(keys.into_iter().collect(), wait, take, |mine| mine).await?;
         Ok(all.into_iter().map(|mine| mine.lock).collect())
     }
@@ -176,7 +175,7 @@ impl SessionLocks {
     ) -> Result<Vec<LockedDoc<T>>> {
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         let take = async |key: LockKey, wait| open(&self.locks, &key, Ask::exclusive(wait)).await;
-        self.all_or_none(keys?, wait, take, LockedDoc::mine).await
+        self.all_or_none(keys?, wait, take, |doc| &doc.mine).await
     }
 
     /// Takes or confirms the exclusive locks on the free ones of these documents, for a bulk edit. A lock that the
@@ -192,10 +191,7 @@ impl SessionLocks {
         &self,
         keys: impl IntoIterator<Item = LockKey>,
     ) -> Result<Vec<(LockKey, Result<Lock>)>> {
-        let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
-        let take = async |key: LockKey| {
-            Ok(self.locks.acquire(&key, how, async |_, _| Ok(())).await?.0.lock)
-        };
+        let take = async |key: LockKey| Ok(self.take(&key, Ask::in_any_tab()).await?.lock);
         self.each(keys.into_iter().collect(), take).await
     }
 
@@ -210,9 +206,9 @@ impl SessionLocks {
         &self,
         ids: impl IntoIterator<Item = T::Id>,
     ) -> Result<Vec<(LockKey, Result<LockedDoc<T>>)>> {
-        let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
-        self.each(keys?, async |key: LockKey| open(&self.locks, &key, how).await).await
+        self.each(keys?, async |key: LockKey| open(&self.locks, &key, Ask::in_any_tab()).await)
+            .await
     }
 
     async fn all_or_none<X>(
@@ -229,7 +225,7 @@ impl SessionLocks {
             match take(key, wait.since(began)).await {
                 Ok(taken) => all.push(taken),
                 Err(e) => {
-                    for mine in all.iter().rev().map(mine).filter(|mine| mine.is_fresh) {
+                    for mine in all.iter().rev().map(mine).filter(|mine| mine.is_fresh()) {
                         self.locks.release(mine, self.locks.begin()).await?;
                     }
                     return Err(e);

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix_doclock::{Wait, lock_api};
+use actix_doclock::{LockManager, MongoStore, Wait, limits::Limits, lock_api};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{App, HttpServer, cookie::Key, rt, web};
 use mongodb::Client;
@@ -27,7 +27,7 @@ use crate::{
     child::Child,
     load::Turn,
     meter,
-    ours::{self, key},
+    ours::{self, Page, key},
     report::{Role, Row},
     stats::Samples,
 };
@@ -103,12 +103,15 @@ pub async fn child(uri: String, database: String) {
 
 async fn serve(uri: &str, database: &str) {
     let client = Client::with_uri_str(uri).await.unwrap();
-    let locks = ours::on(&client.database(database)).await;
+    // All of them are visitors of one address.
+    let limits = Limits { event_streams_per_person: 4_096, ..Limits::default() };
+    let locks = LockManager::builder(MongoStore::new(&client.database(database))).limits(limits);
+    let locks = locks.build().await.unwrap();
+    locks.register::<Page>().await.unwrap();
     let manager = locks.clone();
     let server = HttpServer::new(move || {
         let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
-        // All of them are visitors of one address.
-        let wrap = manager.session(session).event_streams_per_person(4_096);
+        let wrap = manager.session(session);
         App::new().wrap(wrap).service(web::scope("/locks").configure(lock_api))
     });
     let server = server.workers(2).bind("127.0.0.1:0").unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use actix_doclock::{LockManager, MongoStore, Wait};
+use actix_doclock::{LockManager, MongoStore, Wait, limits::Limits};
 use futures_util::{StreamExt, stream};
 use tokio::time::sleep;
 
@@ -25,7 +25,8 @@ pub async fn measure(set: &Set, size: Size) {
     site::write_documents(&database, sessions).await;
     // A manager forgets a session a third of the ttl after its last renewal. Here none should be forgotten.
     let locks = LockManager::builder(MongoStore::new(&database)).ttl(HOUR);
-    let locks = locks.max_waiters(1_000_000).build().await.unwrap();
+    let limits = Limits { waiters: 1_000_000, ..Limits::default() };
+    let locks = locks.limits(limits).build().await.unwrap();
     locks.register::<Page>().await.unwrap();
     let own = locks.clone();
     on_a_thread(move || async move {

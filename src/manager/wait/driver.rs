@@ -27,8 +27,9 @@ use crate::{
         claim::{Acquired, Wait, Wanted},
         collections::Collections,
         freezes::Freezes,
+        limits::Limits,
         pauses::jittered,
-        wait::machine::{Circle, Leaving, Machine, Step, WaiterLimits},
+        wait::machine::{Circle, Leaving, Machine, Step},
     },
     store::Acquisition,
 };
@@ -102,7 +103,7 @@ pub(in crate::manager) struct Heir {
 
 impl Queues {
     pub(in crate::manager) fn new(
-        limits: WaiterLimits,
+        limits: Limits,
         calls: Arc<Calls>,
         collections: Arc<Collections>,
         freezes: Arc<Freezes>,

@@ -44,7 +44,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::{claim::Wanted, counts::Counts},
+    manager::{claim::Wanted, counts::Counts, limits::Limits},
     random::HashMap,
     store::{Acquisition, Place, Ticket},
 };
@@ -83,7 +83,7 @@ const RENEW_PLACE: Duration = Duration::from_secs(1);
 /// number of waiters. `H` is the means to hand the lock over to a waiter.
 #[derive(Debug)]
 pub(in crate::manager) struct Machine<H> {
-    limits: WaiterLimits,
+    limits: Limits,
     /// By number, which is new for each waiter. All waiters of a document are in the order of their numbers.
     pub(super) waiters: HashMap<u64, Waiter<H>>,
     last_number: u64,
@@ -97,15 +97,6 @@ pub(in crate::manager) struct Machine<H> {
     kept: KeptNumbers,
     /// How much all searches for circles have visited.
     pub(super) visited: usize,
-}
-
-/// How many waiters are allowed.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::manager) struct WaiterLimits {
-    pub(in crate::manager) per_session: usize,
-    /// In all sessions of a person. At least the limit of one session.
-    pub(in crate::manager) per_person: usize,
-    pub(in crate::manager) all: usize,
 }
 
 #[derive(Debug)]
@@ -204,7 +195,7 @@ pub(super) enum Leaving {
 }
 
 impl<H> Machine<H> {
-    pub(super) fn new(limits: WaiterLimits) -> Self {
+    pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
             waiters: HashMap::default(),
@@ -643,15 +634,15 @@ impl<H> Machine<H> {
 
     /// Jobs have no limit but the total: each guard of a job has a session of its own.
     fn has_room(&self, wanted: &Wanted, owner: &Aid) -> Result<()> {
-        let WaiterLimits { per_session, per_person, all } = self.limits;
+        let Limits { waiters_per_session, waiters_per_person, waiters, .. } = self.limits;
         let is_counted = |number: &u64| self.waiters.get(number).is_some_and(|it| it.is_counted);
         let places = self.owners.get(owner).filter(|_| wanted.aid == *owner).map(|it| &it.places);
         let of_session = places.into_iter().flatten().filter(|(_, number)| is_counted(number));
         let of_person = wanted.person.as_ref().map_or(0, |person| self.persons.of(person));
         let limits = [
-            (of_session.count(), per_session, true),
-            (of_person, per_person.max(per_session), true),
-            (self.counted, all, false),
+            (of_session.count(), waiters_per_session, true),
+            (of_person, waiters_per_person.max(waiters_per_session), true),
+            (self.counted, waiters, false),
         ];
         match limits.into_iter().find(|(counted, limit, _)| counted >= limit) {
             None => Ok(()),

@@ -2,12 +2,19 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{actor::Person, manager::counts::Counts};
 use parking_lot::Mutex;
 
+use crate::{
+    actor::Person,
+    manager::{counts::Counts, limits::Limits},
+};
+
 /// The open streams of this server.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Streams(Arc<Mutex<Open>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Streams {
+    limits: Limits,
+    open: Arc<Mutex<Open>>,
+}
 
 #[derive(Debug, Default)]
 struct Open {
@@ -15,44 +22,22 @@ struct Open {
     by_person: Counts<Person>,
 }
 
-/// How many streams may be open.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) total: usize,
-    pub(crate) per_address: usize,
-    pub(crate) per_person: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            // An idle stream costs some kilobytes and a file descriptor. The limit for descriptors is often 1 024 or a
-            // few thousand.
-            total: 4096,
-            per_address: 4096,
-            // Enough for a few browsers, or for a few dozen tabs where each tab opens a stream.
-            per_person: 64,
-        }
-    }
-}
-
 impl Streams {
+    pub(in crate::manager) fn new(limits: Limits) -> Self {
+        Self { limits, open: Arc::default() }
+    }
+
     /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
-        self.0.lock().by_address.all()
+        self.open.lock().by_address.all()
     }
 
     /// Counts one more stream until it is dropped. `None` if there are too many.
-    pub(crate) fn admit(
-        &self,
-        to: Option<IpAddr>,
-        person: Person,
-        limits: Limits,
-    ) -> Option<Admitted> {
-        let mut open = self.0.lock();
-        if open.by_address.of(&to) >= limits.per_address
-            || open.by_person.of(&person) >= limits.per_person
-            || open.by_address.all() >= limits.total
+    pub(crate) fn admit(&self, to: Option<IpAddr>, person: Person) -> Option<Admitted> {
+        let mut open = self.open.lock();
+        if open.by_address.of(&to) >= self.limits.event_streams_per_address
+            || open.by_person.of(&person) >= self.limits.event_streams_per_person
+            || open.by_address.all() >= self.limits.event_streams
         {
             return None;
         }
@@ -72,7 +57,7 @@ pub(crate) struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut open = self.streams.0.lock();
+        let mut open = self.streams.open.lock();
         open.by_address.remove(&self.to);
         open.by_person.remove(&self.person);
     }
@@ -84,10 +69,14 @@ mod tests {
 
     #[test]
     fn no_more_are_open_than_may_be_and_who_goes_makes_room() {
-        let streams = Streams::default();
-        let limits = Limits { total: 4, per_address: 3, per_person: 2 };
+        let streams = Streams::new(Limits {
+            event_streams: 4,
+            event_streams_per_address: 3,
+            event_streams_per_person: 2,
+            ..Limits::default()
+        });
         let [one, two] = [Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into())];
-        let open = |to, user: &str| streams.admit(to, Person::User(user.to_owned()), limits);
+        let open = |to, user: &str| streams.admit(to, Person::User(user.to_owned()));
         let first = open(one, "alice");
         let second = open(two, "alice");
         assert!(first.is_some() && second.is_some());

@@ -5,11 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Body, MineBody, bad_request, named, read, take};
+use super::{Body, MineBody, bad_request, by_name, problem, read, take};
 use crate::{
     key::LockKey,
     lock::Mode,
-    manager::Wait,
     web::{
         Problem,
         access::Access,
@@ -51,12 +50,7 @@ pub(super) async fn acquire(
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let (mut wanted, mut refused) = (BTreeSet::new(), Vec::new());
     for name in keys {
-        let Some((collection, id)) = name.split_once('/') else {
-            let problem = bad_request("a key looks like `collection/id`");
-            refused.push(problem.with("key", name).into_body());
-            continue;
-        };
-        match named(&permissions, collection, id) {
+        match by_name(&permissions, &name) {
             Ok(key) => drop(wanted.insert(key)),
             Err(problem) => refused.push(problem.with("key", name).into_body()),
         }
@@ -64,7 +58,7 @@ pub(super) async fn acquire(
     let wanted: Vec<LockKey> = wanted.into_iter().collect();
     let _turn = locks.turn(&wanted).await?;
     let allowed = permissions.allowed(wanted.clone(), Access::Lock).await?;
-    let how = Ask { mode, any_tab: true, ..Ask::exclusive(Wait::no()) };
+    let how = Ask { mode, ..Ask::in_any_tab() };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
     locks.give_back_forbidden(forbidden).await?;
     let taken = locks.each(allowed, mode, async |key| take(locks, &key, how).await).await?;
@@ -79,7 +73,7 @@ pub(super) async fn acquire(
             Some(Err(error)) => error,
             None => permissions.refusal(&key),
         };
-        refused.push(locks.problem(error).with("key", key.to_string()).into_body());
+        refused.push(problem(locks, error).with("key", key.to_string()).into_body());
     }
     Ok(Current(EachAnswer { held, refused }))
 }

@@ -10,7 +10,7 @@ use crate::{
     web::{
         Problem,
         api::{Body, MineBody, all_of, parse_token, read},
-        format::Current,
+        format::{Current, KeyBody},
         request::Locks,
         same_site::SameSite,
     },
@@ -26,21 +26,7 @@ struct HeartbeatBody {
 #[derive(Serialize)]
 pub(super) struct HeartbeatAnswer {
     held: Vec<MineBody>,
-    lost: Vec<LostBody>,
-}
-
-#[derive(Serialize)]
-struct LostBody {
-    key: String,
-    collection: String,
-    id: String,
-}
-
-impl LostBody {
-    fn named(name: &str) -> Self {
-        let (collection, id) = name.split_once('/').unwrap_or_default();
-        Self { key: name.to_owned(), collection: collection.to_owned(), id: id.to_owned() }
-    }
+    lost: Vec<KeyBody>,
 }
 
 /// Renews the locks of the session, and says which of the locks that the page believes it holds are lost.
@@ -51,9 +37,7 @@ pub(super) async fn renew(
 ) -> Result<Current<HeartbeatAnswer>, Problem> {
     let mut believed = Vec::new();
     for (name, token) in read::<HeartbeatBody>(body)?.locks {
-        let key = name
-            .split_once('/')
-            .and_then(|(collection, id)| locks.manager.key(collection, id).ok());
+        let key = locks.key_named(&name);
         believed.push((name, key, parse_token(&token)?));
     }
     locks.check_client()?;
@@ -76,14 +60,14 @@ pub(super) async fn renew(
     let mut lost = Vec::new();
     for (name, key, token) in &believed {
         let Some(key) = key else {
-            lost.push(LostBody::named(name));
+            lost.push(KeyBody::named(name));
             continue;
         };
         if !is_held(key, *token) {
             if locks.aid().is_some() {
                 locks.manager.parts.granting.missed_lock(key, *token, "heartbeat");
             }
-            lost.push(LostBody::named(&key.to_string()));
+            lost.push(KeyBody::from(key));
         }
     }
     if believed.is_empty() {
@@ -92,7 +76,7 @@ pub(super) async fn renew(
     let keys: HashSet<_> =
         believed.iter().filter_map(|(_, key, token)| Some((key.as_ref()?, Some(*token)))).collect();
     let is_named = |lock: &&Lock| keys.contains(&(&lock.key, lock.token));
-    let named = held.iter().filter(is_named).inspect(|lock| locks.names(lock));
+    let named = held.iter().filter(is_named).inspect(|lock| locks.also_renew(lock));
     let held = named.map(MineBody::from).collect();
     Ok(Current(HeartbeatAnswer { held, lost }))
 }

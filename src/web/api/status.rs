@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use actix_web::{HttpRequest, ResponseError, http::StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, allowed, bad_request, named, read};
+use super::{Body, allowed, bad_request, by_name, read};
 use crate::{
     actor::Person,
     key::LockKey,
@@ -13,7 +13,7 @@ use crate::{
     web::{
         Problem,
         access::Access,
-        format::{Current, millis, rfc3339},
+        format::{Current, millis, rfc3339, whose},
         request::{Locks, RequestLocks, path_param},
         same_site::SameSite,
     },
@@ -49,21 +49,11 @@ struct FrozenBody {
     until: String,
 }
 
-/// Whose lock it is, from the view of this tab of this session.
-fn state(lock: &Lock, locks: &RequestLocks) -> &'static str {
-    if Some(&lock.aid) != locks.aid().as_ref() {
-        "held"
-    } else if locks.is_of_another_tab(lock) {
-        "mine_elsewhere"
-    } else {
-        "mine"
-    }
-}
-
 impl StateBody {
     fn of(key: &LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
         let freeze = locks.manager.parts.freezes.on(key.collection());
-        let state = lock.as_ref().map_or("free", |lock| state(lock, locks));
+        let (aid, tab) = (locks.aid(), locks.headers.tab);
+        let state = lock.as_ref().map_or("free", |lock| whose(lock, aid.as_ref(), tab));
         let may_take_over = match (state, &lock) {
             ("held", Some(lock)) => Some(locks.may_take_over(lock)),
             ("mine_elsewhere", _) => Some(true),
@@ -127,18 +117,6 @@ struct KeyedState {
     state: StateBody,
 }
 
-impl KeyedState {
-    fn of(key: LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
-        Self {
-            state: StateBody::of(&key, lock, locks),
-            key: key.to_string(),
-            asked: None,
-            collection: key.collection().to_owned(),
-            id: key.id().to_string(),
-        }
-    }
-}
-
 pub(super) async fn of_many(
     _: SameSite,
     Locks(locks): Locks,
@@ -152,11 +130,9 @@ pub(super) async fn of_many(
     }
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for key in keys {
-        match key.split_once('/').map(|(collection, id)| named(&permissions, collection, id)) {
-            Some(Ok(named)) => known.push((key, named)),
-            Some(Err(problem)) if problem.status_code() == StatusCode::NOT_FOUND => {
-                return Err(problem);
-            }
+        match by_name(&permissions, &key) {
+            Ok(named) => known.push((key, named)),
+            Err(problem) if problem.status_code() == StatusCode::NOT_FOUND => return Err(problem),
             _ => unknown.push(Row::Unknown { key, state: "unknown", problem: "malformed_key" }),
         }
     }
@@ -172,9 +148,14 @@ pub(super) async fn of_many(
     let (aid, until) = (locks.aid(), locks.begin());
     let found = locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
     let known = known.into_iter().zip(found).map(|((asked, key), lock)| {
-        let state = KeyedState::of(key, lock, &locks);
-        let asked = (asked != state.key).then_some(asked);
-        Row::Known(Box::new(KeyedState { asked, ..state }))
+        let name = key.to_string();
+        Row::Known(Box::new(KeyedState {
+            state: StateBody::of(&key, lock, &locks),
+            asked: (asked != name).then_some(asked),
+            key: name,
+            collection: key.collection().to_owned(),
+            id: key.id().to_string(),
+        }))
     });
     Ok(Current(StatusAnswer { locks: known.chain(unknown).collect() }))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::metrics::{LocalRecorderGuard, Unit};
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, MemoryStore,
-    TryAcquire, Wait, metrics as names,
+    TryAcquire, Wait, limits::Limits, metrics as names,
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
@@ -167,7 +167,8 @@ async fn two_waiters_for_each_other_are_one_deadlock() {
 #[tokio::test]
 async fn a_waiter_beyond_a_limit_is_counted_under_that_limit() {
     let mut seen = Recorded::start();
-    let (locks, _) = embedded_with(|settings| settings.max_waiters(1)).await;
+    let limits = Limits { waiters: 1, ..Limits::default() };
+    let (locks, _) = embedded_with(|settings| settings.limits(limits)).await;
     let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
     let (manager, a) = (locks.clone(), key("a"));
     let waits = tokio::spawn(async move { manager.acquire(&a, Wait::until_acquired()).await });

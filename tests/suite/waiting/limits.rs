@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use actix_doclock::limits::Limits;
 use futures_util::FutureExt;
 use tokio::{sync::Semaphore, time::advance};
 
@@ -22,7 +23,8 @@ async fn wait(locks: &LockManager, jobs: &[Job], key: &LockKey) -> JoinSet<LockG
 on_each_store! {
     async fn a_waiter_beyond_the_limit_is_refused_but_a_free_lock_is_granted(cluster: Cluster) {
         const MOST: usize = 3;
-        let locks = cluster.server_with(|settings| settings.max_waiters(MOST)).await;
+        let limits = Limits { waiters: MOST, ..Limits::default() };
+        let locks = cluster.server_with(|settings| settings.limits(limits)).await;
         let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let also_held = locks.acquire(&key("b"), Wait::no()).await.unwrap();
         let jobs: Vec<_> = (0..MOST).map(|n| locks.job(n.to_string())).collect();
@@ -52,7 +54,8 @@ on_each_store! {
     }
 
     async fn a_job_may_wait_for_more_than_a_session(cluster: Cluster) {
-        let locks = cluster.server_with(|settings| settings.max_waiters_per_session(1)).await;
+        let limits = Limits { waiters_per_session: 1, ..Limits::default() };
+        let locks = cluster.server_with(|settings| settings.limits(limits)).await;
         let holder = locks.job("holder");
         let keys: Vec<_> = (0..20).map(|n| key(&n.to_string())).collect();
         let held = holder.acquire_all(keys.clone(), Wait::no()).await.unwrap();

@@ -518,7 +518,8 @@ async fn a_save_over_the_change_of_another_program_is_a_conflict_that_names_the_
 
 #[actix_web::test]
 async fn a_lock_beyond_the_limit_of_a_session_is_refused_and_leaves_no_trace() {
-    let (locks, store) = embedded_with(|settings| settings.max_locks_per_session(10)).await;
+    let limits = Limits { locks_per_session: 10, ..Limits::default() };
+    let (locks, store) = embedded_with_limits(limits).await;
     for n in 0..12 {
         let note = Note { id: n.to_string(), text: String::new() };
         store.put(n.to_string(), &note).unwrap();

@@ -178,8 +178,9 @@ async fn a_takeover_is_reported_to_the_former_holder() {
 
 #[actix_web::test]
 async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
-    let (locks, _) = embedded().await;
-    let app = serve_with(&locks, |session| session.event_streams(3, 2)).await;
+    let limits = Limits { event_streams: 3, event_streams_per_address: 2, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
+    let app = serve_with_cookies(&locks).await;
     let browser = Browser::logged_in(&app, "alice").await;
     let from = |host: u8| {
         browser.request(Method::GET, "/locks/events").peer_addr(([10, 0, 0, host], 1).into())
@@ -199,8 +200,9 @@ async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
 
 #[actix_web::test]
 async fn one_person_has_a_limit_of_streams_and_shuts_nobody_out() {
-    let (locks, _) = embedded().await;
-    let app = serve_with(&locks, |session| session.event_streams_per_person(2)).await;
+    let limits = Limits { event_streams_per_person: 2, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
+    let app = serve_with_cookies(&locks).await;
     let (desk, laptop, bob) = (
         Browser::logged_in(&app, "alice").await,
         Browser::logged_in(&app, "alice").await,
@@ -217,12 +219,10 @@ async fn one_person_has_a_limit_of_streams_and_shuts_nobody_out() {
 /// Where anybody may look.
 #[actix_web::test]
 async fn visitors_from_one_address_share_a_limit_of_streams() {
-    let (locks, _) = embedded().await;
+    let limits = Limits { event_streams_per_person: 2, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
     let anybody = async |_, _, _| true;
-    let app = serve_with(&locks, |session| {
-        session.access_policy(anybody).admit_visitors().event_streams_per_person(2)
-    })
-    .await;
+    let app = serve_with(&locks, |session| session.access_policy(anybody).admit_visitors()).await;
     let from = |host: u8| {
         let visitor = Browser::new(&app).request(Method::GET, "/locks/events");
         visitor.peer_addr(([10, 0, 0, host], 1).into()).to_request()
@@ -286,8 +286,9 @@ async fn a_stream_ends_with_its_session() {
 
 #[actix_web::test]
 async fn streams_end_at_once_when_the_server_is_stopped() {
-    let (locks, _) = embedded().await;
-    let app = serve_with(&locks, |session| session.event_streams_per_person(100)).await;
+    let limits = Limits { event_streams_per_person: 100, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
+    let app = serve_with_cookies(&locks).await;
     let browser = Browser::logged_in(&app, "alice").await;
     let mut streams = vec![browser.listen("").await];
     for _ in 1..100 {

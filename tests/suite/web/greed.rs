@@ -19,6 +19,10 @@ use crate::rig::{
 
 const LIMIT: usize = 10;
 
+fn at_most(locks_per_session: usize) -> Limits {
+    Limits { locks_per_session, ..Limits::default() }
+}
+
 fn named(n: usize) -> Note {
     Note { id: format!("n{n:02}"), text: "old".to_owned() }
 }
@@ -35,7 +39,7 @@ fn crowded() -> MemoryStore {
 /// A server whose verbs take turns with those of all others.
 async fn limited(store: &MemoryStore) -> LockManager {
     let paused = Paused::new(store.clone(), || yield_now().boxed());
-    let locks = LockManager::builder(paused).max_locks_per_session(LIMIT).build().await.unwrap();
+    let locks = LockManager::builder(paused).limits(at_most(LIMIT)).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     locks
 }
@@ -122,7 +126,7 @@ async fn a_session_gets_no_more_locks_by_asking_two_servers_at_once() {
 #[actix_web::test]
 async fn a_session_without_room_takes_no_lock_from_somebody_else() {
     let store = crowded();
-    let locks = LockManager::builder(store.clone()).max_locks_per_session(LIMIT);
+    let locks = LockManager::builder(store.clone()).limits(at_most(LIMIT));
     let locks = locks.take_over_policy(|_, _| true).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
@@ -235,7 +239,7 @@ async fn counted() -> (LockManager, rig::Commands) {
     let notes: Vec<_> = (0..60).map(named).collect();
     database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();
     let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
-    let locks = locks.max_locks_per_session(LIMIT).build().await.unwrap();
+    let locks = locks.limits(at_most(LIMIT)).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     (locks, commands)
 }
@@ -339,7 +343,7 @@ async fn visitors_of_one_address_do_not_wait_for_each_other_to_look() {
 #[actix_web::test]
 async fn a_re_entry_beyond_a_lower_limit_takes_no_lock_away() {
     let (locks, store) = embedded().await;
-    let stricter = LockManager::builder(store).max_locks_per_session(1).build().await.unwrap();
+    let stricter = LockManager::builder(store).limits(at_most(1)).build().await.unwrap();
     stricter.register::<Note>().await.unwrap();
     let (app, other) = (serve_with_cookies(&locks).await, serve_with_cookies(&stricter).await);
     let alice = Browser::logged_in(&app, "alice").await;

@@ -34,6 +34,7 @@ mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
+use actix_doclock::limits::Limits;
 use actix_doclock::web::{LockingSession, Problem};
 use actix_doclock::{
     Actor, HeldDoc, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable, LockedDoc,
@@ -86,6 +87,10 @@ fn key(id: &str) -> LockKey {
 /// A manager on a new embedded store with the notes `a` and `b`.
 async fn embedded() -> (LockManager, MemoryStore) {
     embedded_with(|settings| settings).await
+}
+
+async fn embedded_with_limits(limits: Limits) -> (LockManager, MemoryStore) {
+    embedded_with(|settings| settings.limits(limits)).await
 }
 
 async fn embedded_with(

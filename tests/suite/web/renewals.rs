@@ -36,7 +36,8 @@ async fn a_heartbeat_waits_for_its_own_locks_and_for_no_stuck_lock_of_another_se
     let start = async || {
         let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
         let locks = locks.ttl(Duration::from_secs(600)).deadline(Duration::from_secs(40));
-        let locks = locks.max_locks_per_session(2 * LOCKS).build().await.unwrap();
+        let limits = Limits { locks_per_session: 2 * LOCKS, ..Limits::default() };
+        let locks = locks.limits(limits).build().await.unwrap();
         locks.register::<Note>().await.unwrap();
         locks
     };

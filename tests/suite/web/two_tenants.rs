@@ -798,7 +798,12 @@ async fn the_waiters_of_one_person_in_many_logins_leave_places_for_others_on_eac
     const LOGINS: usize = 12;
     let settings = Settings {
         manager: |builder| {
-            builder.max_waiters_per_session(2).max_waiters_per_person(4).max_waiters(6)
+            builder.limits(Limits {
+                waiters_per_session: 2,
+                waiters_per_person: 4,
+                waiters: 6,
+                ..Limits::default()
+            })
         },
         ..USUAL
     };

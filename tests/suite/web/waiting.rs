@@ -316,7 +316,8 @@ async fn a_session_and_a_job_that_would_wait_for_each_other_are_refused() {
 
 #[actix_web::test]
 async fn a_session_with_too_many_waiters_is_refused_and_others_still_wait() {
-    let (locks, _) = embedded_with(|settings| settings.max_waiters_per_session(2)).await;
+    let limits = Limits { waiters_per_session: 2, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
@@ -351,9 +352,8 @@ async fn a_session_with_too_many_waiters_is_refused_and_others_still_wait() {
 
 #[actix_web::test]
 async fn the_waiters_of_a_person_are_limited_over_all_sessions() {
-    let (locks, _) =
-        embedded_with(|settings| settings.max_waiters_per_session(1).max_waiters_per_person(2))
-            .await;
+    let limits = Limits { waiters_per_session: 1, waiters_per_person: 2, ..Limits::default() };
+    let (locks, _) = embedded_with_limits(limits).await;
     let app = serve_with_cookies(&locks).await;
     let alice = [
         Browser::logged_in(&app, "alice").await,

@@ -10,7 +10,12 @@ fn key(id: impl ToString) -> LockKey {
 }
 
 fn unlimited() -> Machine<()> {
-    Machine::new(WaiterLimits { per_session: usize::MAX, per_person: usize::MAX, all: usize::MAX })
+    limited(usize::MAX, usize::MAX)
+}
+
+fn limited<H>(waiters_per_person: usize, waiters: usize) -> Machine<H> {
+    let waiters_per_session = waiters_per_person;
+    Machine::new(Limits { waiters_per_session, waiters_per_person, waiters, ..Limits::default() })
 }
 
 fn wanted(key: &LockKey, mode: Mode) -> Wanted {
@@ -194,7 +199,7 @@ fn late_news_of_a_release_does_not_call_the_next_waiter_at_once() {
 #[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
     // The store may take its time to refuse the first waiter.
-    let mut machine = Machine::new(WaiterLimits { all: 2, ..unlimited().limits });
+    let mut machine = limited(usize::MAX, 2);
     let a = key("a");
     let first = machine.joins(&a, &Aid::new());
     machine.joins(&a, &Aid::new());
@@ -435,7 +440,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         Self {
-            machine: Machine::new(WaiterLimits { per_session: 3, per_person: 3, all: 12 }),
+            machine: limited(3, 12),
             now: Instant::now(),
             is_fair: random.u8(..4) == 0,
             waits_twice: random.bool(),
@@ -727,7 +732,7 @@ impl World {
             assert_eq!(owner.places, places.collect());
         }
         let counted = machine.waiters.values().filter(|it| it.is_counted).count();
-        assert!(machine.counted == counted && counted <= machine.limits.all);
+        assert!(machine.counted == counted && counted <= machine.limits.waiters);
     }
 
     /// All waiters are served or refused, and nothing is left.

@@ -1,0 +1,113 @@
+//! Releases the locks of the session of a request.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{LockError, Result},
+    key::LockKey,
+    lock::{Lock, LockToken, Mode, PageId, TabId},
+    store::Released,
+    web::request::{Got, Mine, RequestLocks},
+};
+
+impl RequestLocks {
+    /// Releases this acquisition, even if other requests were told that the session holds it.
+    pub(in crate::web) async fn release(&self, mine: &Mine, until: Instant) -> Result<Released> {
+        let released = self.manager.parts.granting.release_by(&mine.held, until).await?;
+        if let Some(grant) = mine.grant.take() {
+            grant.forget();
+        }
+        self.forget(mine.held.token);
+        Ok(released)
+    }
+
+    /// As `release`, but a release that fails goes on in the background: the document is already `done`.
+    pub(in crate::web) async fn let_go(&self, mine: &Mine, done: &str) {
+        if let Err(e) = self.release(mine, self.begin()).await {
+            log::warn!(
+                target: "actix_doclock::web",
+                "{:?} is {done}, but its lock is not released yet: {e}", mine.held.key,
+            );
+            self.forget(mine.held.token);
+            self.manager.parts.granting.release_in_background(mine.held.clone());
+        }
+    }
+
+    /// Releases the lock of this tab, whatever its token.
+    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
+        let until = self.begin();
+        let own = self.own_in(key.collection(), until).await?;
+        match own.into_iter().find(|lock| lock.key == *key) {
+            None => Ok(Released::AlreadyGone),
+            Some(lock) if lock.is_of_another_tab(self.headers.tab) => {
+                Err(LockError::StaleToken { key: key.clone() })
+            }
+            Some(lock) => self.release(&Mine::new(lock, Got::Confirmed)?, until).await,
+        }
+    }
+
+    /// Releases the locks on documents that this person may not, or no longer, have: whichever tab holds them.
+    pub(super) async fn give_back(&self, forbidden: impl Iterator<Item = &LockKey>) -> Result<()> {
+        let forbidden: HashSet<_> = forbidden.collect();
+        let collections: BTreeSet<_> = forbidden.iter().map(|key| key.collection()).collect();
+        for collection in collections {
+            for lock in self.own_in(collection, self.begin()).await? {
+                if forbidden.contains(&lock.key) {
+                    self.release(&Mine::new(lock, Got::Confirmed)?, self.begin()).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The page of this tab has been left, and may not know yet which lock it has been granted: its exclusive lock on the
+    /// document expires after `grace`. A lock that is granted to it later is given back at once, on every server. Its
+    /// shared lock stays, which another tab may have taken.
+    pub(in crate::web) async fn leave(
+        &self,
+        key: &LockKey,
+        tab: Option<TabId>,
+        page: PageId,
+        grace: Duration,
+    ) -> Result<()> {
+        let Some(aid) = self.aid() else { return Ok(()) };
+        let (parts, until) = (&self.manager.parts, self.begin());
+        parts.sessions.end_page(&aid, page, until).await?;
+        let own = self.own_in(key.collection(), until).await?;
+        let is_of_tab = |lock: &Lock| {
+            lock.key == *key && lock.mode == Mode::Exclusive && tab.is_some() && lock.tab == tab
+        };
+        if let Some(lock) = own.into_iter().find(is_of_tab) {
+            let mine = Mine::new(lock, Got::Confirmed)?;
+            parts.granting.release_in(&mine.held, Some(page), grace, until).await?;
+        }
+        Ok(())
+    }
+
+    /// The locks of this session in the collection. Nobody learns from the time of the answer about the locks of others.
+    async fn own_in(&self, collection: &str, until: Instant) -> Result<Vec<Lock>> {
+        match self.aid() {
+            Some(aid) => self.manager.parts.reads.list_in(collection, &aid, until).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Notes that this request no longer holds this acquisition.
+    pub(in crate::web) fn forget(&self, token: LockToken) {
+        self.held.borrow_mut().retain(|held| *held != token);
+        for gone in self.fresh.borrow_mut().extract_if(.., |fresh| fresh.token == token) {
+            gone.forget();
+        }
+    }
+
+    /// Notes that this request holds no locks any more.
+    pub(in crate::web) fn forget_all(&self) {
+        self.held.take();
+        for gone in self.fresh.take() {
+            gone.forget();
+        }
+    }
+}
