@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-#[cfg(feature = "_mongo")]
-use crate::store::{Forget, HeldLock};
 use crate::{
     clock,
     error::{BoxError, LockError, Result, StoreError, StoreErrorKind},
@@ -12,6 +10,13 @@ use crate::{
     manager::{calls::Calls, collections::Collections, observe, reads::unfit, watched::Seen},
     store::{Acquisition, Changes, Draft, Edit, Original, Saved, StoredDocument},
 };
+#[cfg(feature = "_mongo")]
+use crate::{
+    store::{Forget, HeldLock},
+    version::Version,
+};
+#[cfg(feature = "_mongo")]
+use parking_lot::Mutex;
 
 /// Guarded writes.
 #[derive(Clone)]
@@ -23,7 +28,11 @@ pub(crate) struct Saves {
 
 impl Saves {
     #[cfg(feature = "_mongo")]
-    pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
+    pub(crate) fn held(
+        &self,
+        acquisition: Acquisition,
+        version: Arc<Mutex<Option<Version>>>,
+    ) -> HeldLock {
         self.writes_under(&acquisition);
         let (runtime, tasks) = self.calls.runner.parts();
         let (seen, held) = (Arc::downgrade(&self.seen), acquisition.clone());
@@ -34,7 +43,7 @@ impl Saves {
         }));
         let deadline = self.calls.deadline;
         let declared = self.collections.declared(acquisition.key.collection());
-        HeldLock { acquisition, declared, deadline, runtime, tasks, forget }
+        HeldLock { acquisition, declared, deadline, runtime, tasks, forget, version }
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome

@@ -75,9 +75,13 @@ impl SessionLocks {
         Ok(self.take(&key, Ask::exclusive(Wait::no())).await?.lock)
     }
 
-    /// Takes or confirms the lock, whether or not there is such a document.
+    /// Takes or confirms the lock, whether or not there is such a document, unless the request names its version.
     async fn take(&self, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
-        let (mine, ()) = self.locks.acquire(key, how, async |_, _| Ok(())).await?;
+        let is_named = self.locks.names_version()?;
+        let work = async |mine: &Mine, until| {
+            if is_named { self.locks.load(mine, until).await.map(drop) } else { Ok(()) }
+        };
+        let (mine, ()) = self.locks.acquire(key, how, work).await?;
         Ok(mine)
     }
 
@@ -263,6 +267,7 @@ impl SessionLocks {
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T> {
         let key = self.key_of::<T>(id)?;
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
+        self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
     }
 

@@ -1,5 +1,8 @@
 //! Guarded writes of jobs.
 
+#[cfg(feature = "_mongo")]
+use std::sync::Arc;
+
 use crate::{
     error::{LockError, Result, StoreErrorKind},
     key::Lockable,
@@ -95,6 +98,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.parts.saves.held(self.held.clone())
+        self.parts.saves.held(self.held.clone(), Arc::default())
     }
 }
