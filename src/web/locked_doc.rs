@@ -356,16 +356,23 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
             let key = locks.key_in_path::<T>(&req)?;
-            locks.may_lock(slice::from_ref(&key)).await?;
-            let (offered, until) = (locks.headers.tokens()?, locks.begin());
-            let document = Document::IsLoaded;
-            let how = Ask { offered, document, ..Ask::exclusive(Wait::no()) };
-            let mine = locks.confirm(&key, how, until).await?;
-            let loaded = locks.load(&mine, until).await.and_then(|it| decode(&key, it));
-            if let Err(LockError::NotFound { .. }) = loaded {
-                locks.release(&mine, until).await?;
-            }
-            Ok(Self::new(mine, loaded?, locks))
+            held(&locks, &key).await
         })
     }
+}
+
+/// Confirms the lock of a document that this person may lock, and loads the document.
+pub(super) async fn held<T: Lockable>(
+    locks: &Rc<RequestLocks>,
+    key: &LockKey,
+) -> Result<HeldDoc<T>> {
+    locks.may_lock(slice::from_ref(key)).await?;
+    let (offered, until) = (locks.headers.tokens()?, locks.begin());
+    let how = Ask { offered, document: Document::IsLoaded, ..Ask::exclusive(Wait::no()) };
+    let mine = locks.confirm(key, how, until).await?;
+    let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
+    if let Err(LockError::NotFound { .. }) = loaded {
+        locks.release(&mine, until).await?;
+    }
+    Ok(Guarded::new(mine, loaded?, Rc::clone(locks)))
 }

@@ -10,6 +10,7 @@ use crate::{
         guard::LockGuard,
         reads::{decode, unfit},
     },
+    store::StoredDocument,
 };
 
 impl LockGuard {
@@ -22,6 +23,7 @@ impl LockGuard {
         self.parts.collections.is_of::<T>(self.key())?;
         let key = self.key();
         let document = self.parts.reads.load(key, self.parts.calls.until()).await?;
+        *self.version.lock() = Some(document.version());
         document.decode().map_err(unfit(key))
     }
 
@@ -54,6 +56,7 @@ impl LockGuard {
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T> {
         self.parts.collections.is_of::<T>(self.key())?;
         let loaded = self.parts.reads.load(self.key(), self.parts.calls.until()).await?;
+        let version = loaded.version();
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
         let saves = &self.parts.saves;
@@ -64,7 +67,9 @@ impl LockGuard {
             }
             error => error,
         })?;
-        match changes.stored() {
+        let stored = changes.stored();
+        *self.version.lock() = Some(stored.as_ref().map_or(version, StoredDocument::version));
+        match stored {
             Some(stored) => stored.decode().map_err(unfit(self.key())),
             None => Ok(document),
         }
@@ -77,7 +82,10 @@ impl LockGuard {
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<()> {
         self.parts.collections.is_of::<T>(self.key())?;
-        self.parts.saves.create(&self.held, document, self.parts.calls.until()).await.map(drop)
+        let until = self.parts.calls.until();
+        let created = self.parts.saves.create(&self.held, document, until).await?;
+        *self.version.lock() = Some(created.version());
+        Ok(())
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
