@@ -6,6 +6,7 @@ use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
+    version::Version,
 };
 
 /// A result with the error of the manager, unless another error is named.
@@ -145,11 +146,37 @@ pub enum LockError {
         key: LockKey,
     },
 
-    /// The header `Lock-Token` of the client is not a token, or there are more than 100 of them. (400)
+    /// The document is not what the client shows: it has another version than the request names. Nothing was written. A
+    /// lock that the session held before stays. (412)
+    #[error("{key} has changed since this page was opened; open it again, and repeat the change")]
+    StaleCopy {
+        /// The document.
+        key: LockKey,
+        /// The version of the document now.
+        version: Version,
+    },
+
+    /// The client's `Lock-Token`, or `lock_token` in the address, is not a token, or there are more than 100 of them. (400)
     #[error(
-        "the header Lock-Token must look like <urn:uuid:…>, as the server sent it, at most 100 times"
+        "the header Lock-Token must look like <urn:uuid:…>, as the server sent it, at most 100 times; `lock_token` in \
+         an address is the same"
     )]
     MalformedToken,
+
+    /// The client's `If-Match`, or `version` in the address, is not a version, or the request means several documents.
+    /// (400)
+    #[error(
+        "the header If-Match must be the ETag that the server sent, in quotes, and `version` in an address the same \
+         without quotes; a request that names a version is about one document"
+    )]
+    MalformedVersion,
+
+    /// The client says the same by a header and in its address, or twice in the address, but differently. (400)
+    #[error("this request says its `{name}` twice, and differently; say it once")]
+    SaidTwice {
+        /// `lock_token`, `tab` or `version`.
+        name: &'static str,
+    },
 
     /// There is no such document. A lock on it was released. (404)
     #[error("there is no document {key}")]

@@ -22,6 +22,7 @@ mod server;
 pub mod store;
 mod takeover;
 mod text;
+mod version;
 #[cfg(feature = "web")]
 pub mod web;
 
@@ -43,6 +44,7 @@ pub use store::MongoStore;
 #[doc(inline)]
 pub use store::{MemoryStore, Released, TryAcquire};
 pub use takeover::Takeover;
+pub use version::{InvalidVersion, Version};
 #[cfg(feature = "web")]
 #[doc(inline)]
 pub use web::{HeldDoc, LockedDoc, SessionLocks, SharedDoc, lock_api};

@@ -6,14 +6,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::actor::Person;
 use crate::manager::{
-    calls::Calls, collections::Collections, freezes::Freezes, granting::Granting,
-    log_limit::LogLimit, reads::Reads, saves::Saves, sessions::Sessions, watched::Seen,
+    collections::Collections, freezes::Freezes, granting::Granting, log_limit::LogLimit,
+    reads::Reads, saves::Saves, sessions::Sessions, verbs::Verbs, watched::Seen,
 };
 
 mod activity;
 mod background;
 mod builder;
-mod calls;
 mod claim;
 mod collections;
 mod counts;
@@ -34,6 +33,7 @@ mod saves;
 mod sessions;
 mod takeover;
 pub(crate) mod turns;
+mod verbs;
 mod wait;
 pub(crate) mod watch;
 mod watched;
@@ -114,7 +114,7 @@ pub struct LockManager {
 }
 
 pub(crate) struct Parts {
-    pub(crate) calls: Arc<Calls>,
+    pub(crate) verbs: Arc<Verbs>,
     pub(crate) collections: Arc<Collections>,
     pub(crate) freezes: Arc<Freezes>,
     seen: Arc<Seen>,
@@ -189,7 +189,7 @@ impl LockManager {
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.parts.stop.0.cancel();
-        let drained = self.parts.calls.runner.drain(self.deadline() * 2);
+        let drained = self.parts.verbs.runner.drain(self.deadline() * 2);
         tokio::join!(self.parts.servers.forget(), drained);
     }
 }
@@ -201,7 +201,7 @@ impl LockManager {
         self.parts.log_limit.request_failed(
             why,
             line,
-            &self.parts.calls.runner,
+            &self.parts.verbs.runner,
             self.parts.stop.token(),
         );
     }

@@ -17,7 +17,6 @@ use crate::{
             listener::{self, Listener, Listeners},
             reaper,
         },
-        calls::{Calls, Runner},
         collections::{self, Collections},
         describe::{Describe, Descriptions},
         fleet::{self, Servers},
@@ -28,6 +27,7 @@ use crate::{
         reads::Reads,
         saves::Saves,
         sessions::Sessions,
+        verbs::{Runner, Verbs},
         wait::Queues,
         watch::{events::Events, streams::Streams},
         watched::Seen,
@@ -162,7 +162,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Calls this listener for each session that ends: by logout, by its idle timeout, or by revocation.
+    /// Verbs this listener for each session that ends: by logout, by its idle timeout, or by revocation.
     /// Default: no listener.
     ///
     /// The listener is called when the session's locks are gone, once in the whole cluster: by the server
@@ -201,7 +201,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Calls this listener for each lock that is taken from its holder: broken, by whatever server or by
+    /// Verbs this listener for each lock that is taken from its holder: broken, by whatever server or by
     /// the [command](crate::guide::cli), or taken over by another session. The listener can send the former holder a
     /// message, for example, or keep a history. Default: no listener.
     ///
@@ -399,12 +399,12 @@ impl LockManagerBuilder {
             in_range(limit, "a number", value, limits::RANGE)?;
         }
         let stop = Stop::default();
-        let calls = Arc::new(Calls::new(self.store, Runner::on_current_runtime(), deadline));
+        let verbs = Arc::new(Verbs::new(self.store, Runner::on_current_runtime(), deadline));
         let (events, log_limit) = (Arc::<Events>::default(), Arc::<LogLimit>::default());
-        let freezes = Arc::new(Freezes::new(Arc::clone(&calls), Arc::clone(&events)));
-        let servers = Arc::new(Servers::new(Arc::clone(&calls), ttl));
+        let freezes = Arc::new(Freezes::new(Arc::clone(&verbs), Arc::clone(&events)));
+        let servers = Arc::new(Servers::new(Arc::clone(&verbs), ttl));
         let collections = Arc::new(Collections::new(
-            Arc::clone(&calls),
+            Arc::clone(&verbs),
             Arc::clone(&freezes),
             Arc::clone(&servers),
             Arc::clone(&log_limit),
@@ -416,7 +416,7 @@ impl LockManagerBuilder {
             losses: Default::default(),
             queues: Arc::new(Queues::new(
                 limits,
-                Arc::clone(&calls),
+                Arc::clone(&verbs),
                 Arc::clone(&collections),
                 Arc::clone(&freezes),
                 stop.token().child_token(),
@@ -424,12 +424,12 @@ impl LockManagerBuilder {
             interval: ttl / 3,
         });
         let reads = Arc::new(Reads {
-            calls: Arc::clone(&calls),
+            verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
         });
         let granting = Arc::new(Granting {
-            calls: Arc::clone(&calls),
+            verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             freezes: Arc::clone(&freezes),
             seen: Arc::clone(&seen),
@@ -439,13 +439,13 @@ impl LockManagerBuilder {
             max_locks: limits.locks_per_session,
         });
         let saves = Saves {
-            calls: Arc::clone(&calls),
+            verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
         };
         let (announce, served) = (Arc::default(), Arc::default());
         let sessions = Arc::new(Sessions {
-            calls: Arc::clone(&calls),
+            verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
             reads: Arc::clone(&reads),
@@ -457,7 +457,7 @@ impl LockManagerBuilder {
             ttl,
         });
         let parts = Arc::new(Parts {
-            calls,
+            verbs,
             collections,
             freezes,
             seen,

@@ -20,7 +20,7 @@ use crate::{
     freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
-        Parts, calls::Calls, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses,
+        Parts, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses, verbs::Verbs,
     },
     store::{Ability, Pattern, Rules},
 };
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(10);
 const PREPARE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Collections {
-    calls: Arc<Calls>,
+    verbs: Arc<Verbs>,
     freezes: Arc<Freezes>,
     servers: Arc<Servers>,
     log_limit: Arc<LogLimit>,
@@ -87,14 +87,14 @@ fn is_ours(name: &str) -> bool {
 
 impl Collections {
     pub(super) fn new(
-        calls: Arc<Calls>,
+        verbs: Arc<Verbs>,
         freezes: Arc<Freezes>,
         servers: Arc<Servers>,
         log_limit: Arc<LogLimit>,
         ttl: Duration,
     ) -> Self {
         let (known, looked, new, follow) = Default::default();
-        Self { calls, freezes, servers, log_limit, ttl, known, looked, new, follow }
+        Self { verbs, freezes, servers, log_limit, ttl, known, looked, new, follow }
     }
 
     /// Has `follow` called for each new collection.
@@ -143,7 +143,7 @@ impl Collections {
     }
 
     fn until_prepared(&self) -> Instant {
-        clock::now() + self.calls.deadline.max(PREPARE)
+        clock::now() + self.verbs.deadline.max(PREPARE)
     }
 
     async fn prepare(
@@ -155,7 +155,7 @@ impl Collections {
         LockKey::new(name, 0)?;
         self.refuse_what_the_store_cannot(name, &registered.rules)?;
         let args = (name.to_owned(), registered.rules);
-        self.calls
+        self.verbs
             .run("register", until, args, |store, (name, rules), until| {
                 store.prepare(name, rules, until)
             })
@@ -175,7 +175,7 @@ impl Collections {
         let needed =
             [(rules.fair, Ability::Fair, "FAIR"), (rules.fenced, Ability::Fenced, "FENCED")];
         for (is_needed, ability, constant) in needed {
-            if is_needed && !self.calls.store.can(ability) {
+            if is_needed && !self.verbs.store.can(ability) {
                 return Err(LockError::Misconfigured(format!(
                     "the type of the collection `{name}` has `{constant} = true`, which this store cannot do: \
                      remove the constant, or use another store"
@@ -246,7 +246,7 @@ impl Collections {
     /// [`LockError::Misconfigured`] if the scope is a collection that is not registered.
     pub(super) async fn scope(&self, scope: Scope) -> Result<Scope> {
         let Scope::Collection(name) = &scope else { return Ok(scope) };
-        match self.ready(&LockKey::new(&**name, 0)?, self.calls.until()).await {
+        match self.ready(&LockKey::new(&**name, 0)?, self.verbs.until()).await {
             Err(LockError::NotFound { .. }) => Err(LockError::Misconfigured(format!(
                 "there is no collection `{name}`: name one as it is stored, or freeze all"
             ))),
@@ -352,7 +352,7 @@ impl Collections {
             return Ok(Some(known));
         }
         let found = self
-            .calls
+            .verbs
             .run("collections", until, sign, |store, it, until| store.collections(it, 1, until));
         if found.await?.is_empty() {
             return Ok(None);
@@ -399,7 +399,7 @@ impl Collections {
         let (begins, mut outcome) = (clock::now(), Ok(()));
         for (pattern, registered) in patterns {
             let found =
-                self.calls.run("collections", until, pattern.of_locks(), |store, it, until| {
+                self.verbs.run("collections", until, pattern.of_locks(), |store, it, until| {
                     store.collections(it, MAX_COLLECTIONS + 1, until)
                 });
             for locks in found.await? {
@@ -438,7 +438,7 @@ impl Collections {
 pub(super) async fn follow(manager: Weak<Parts>) {
     let mut pauses = Pauses::new("looking for collections", LOOK);
     while let Some(parts) = manager.upgrade() {
-        let looked = parts.collections.look_for_collections(LOOK / 2, parts.calls.until());
+        let looked = parts.collections.look_for_collections(LOOK / 2, parts.verbs.until());
         let pause = match looked.await {
             Ok(()) => pauses.after_success(Some(LOOK)),
             Err(e) => pauses.after_failure(&e).min(LOOK),

@@ -143,7 +143,7 @@ impl Descriptions {
             let (this, parts) = (Arc::clone(self), Arc::clone(parts));
             let (of_person, asked) = (person.clone(), keys.to_vec());
             let turn = asker.and_then(|it| self.of_person.join(it.clone(), usize::MAX));
-            let runtime = parts.calls.runner.runtime().clone();
+            let runtime = parts.verbs.runner.runtime().clone();
             let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &parts).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
             // The end is seen although no caller waits for it any more.
@@ -192,7 +192,7 @@ impl Descriptions {
         }
     }
 
-    /// Calls the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
+    /// Verbs the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turns until it returns.
     async fn call(
         &self,

@@ -93,7 +93,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>> {
-        self.parts.reads.inspect(key, None, self.parts.calls.until()).await
+        self.parts.reads.inspect(key, None, self.parts.verbs.until()).await
     }
 
     /// The live locks on these documents, in their order: for each document what
@@ -102,7 +102,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>> {
-        self.parts.reads.inspect_many(keys, None, self.parts.calls.until()).await
+        self.parts.reads.inspect_many(keys, None, self.parts.verbs.until()).await
     }
 
     /// All live locks on this document: one exclusive lock, or the locks of its readers.
@@ -111,7 +111,7 @@ impl LockManager {
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>> {
         let (collection, keys) = (key.collection(), vec![key.clone()]);
-        self.parts.reads.locks_on(collection, keys, self.parts.calls.until()).await
+        self.parts.reads.locks_on(collection, keys, self.parts.verbs.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -119,7 +119,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list(&self) -> Result<Vec<Lock>> {
-        self.parts.reads.list(None, self.parts.calls.until()).await
+        self.parts.reads.list(None, self.parts.verbs.until()).await
     }
 
     /// The live locks of one session.
@@ -127,7 +127,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>> {
-        self.parts.reads.list(Some(aid), self.parts.calls.until()).await
+        self.parts.reads.list(Some(aid), self.parts.verbs.until()).await
     }
 
     /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
@@ -234,7 +234,7 @@ impl LockManager {
         let acquired = self
             .parts
             .granting
-            .acquire(&wanted, &TaskTracker::new(), self.parts.calls.until())
+            .acquire(&wanted, &TaskTracker::new(), self.parts.verbs.until())
             .await?;
         Ok(match acquired {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
@@ -252,7 +252,7 @@ impl LockManager {
     /// See [`LockManager`]. It is no error if the lock is already gone.
     pub async fn release(&self, lock: &Lock) -> Result<Released> {
         match Acquisition::of(lock) {
-            Some(held) => self.parts.granting.release_by(&held, self.parts.calls.until()).await,
+            Some(held) => self.parts.granting.release_by(&held, self.parts.verbs.until()).await,
             None => Ok(Released::AlreadyGone),
         }
     }

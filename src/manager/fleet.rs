@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     clock,
     error::Result,
-    manager::{Parts, calls::Calls, pauses::Pauses},
+    manager::{Parts, pauses::Pauses, verbs::Verbs},
     random,
     server::{Flags, ServerNote},
     store::{Fleet, Topology},
@@ -30,7 +30,7 @@ const NAMED: usize = 8;
 
 /// The note of this server, and the notes of the others that it has read.
 pub(crate) struct Servers {
-    calls: Arc<Calls>,
+    verbs: Arc<Verbs>,
     ttl: Duration,
     id: Uuid,
     state: Mutex<Standing>,
@@ -50,7 +50,7 @@ struct Standing {
 }
 
 impl Servers {
-    pub(super) fn new(calls: Arc<Calls>, ttl: Duration) -> Self {
+    pub(super) fn new(verbs: Arc<Verbs>, ttl: Duration) -> Self {
         let state = Standing {
             collections: BTreeMap::new(),
             key: None,
@@ -59,7 +59,7 @@ impl Servers {
             problems: Vec::new(),
         };
         let (id, state) = (random::uuid(), Mutex::new(state));
-        Self { calls, ttl, id, state, changed: Arc::default() }
+        Self { verbs, ttl, id, state, changed: Arc::default() }
     }
 
     pub(super) fn registered(&self, collection: &str, fenced: bool, fair: bool) {
@@ -117,7 +117,7 @@ impl Servers {
     async fn tell(&self) -> Result<()> {
         let note = self.note();
         let args = (self.id, note.clone());
-        let noted = self.calls.ask("note_server", args, |store, (id, note), until| {
+        let noted = self.verbs.ask("note_server", args, |store, (id, note), until| {
             store.note_server(*id, Some(note), until)
         });
         let Fleet { topology, servers: all } = noted.await?;
@@ -147,7 +147,7 @@ impl Servers {
             return;
         }
         let forgotten = self
-            .calls
+            .verbs
             .ask("note_server", self.id, |store, id, until| store.note_server(*id, None, until));
         if let Err(e) = forgotten.await {
             log::debug!(target: "actix_doclock::manager", "the note of this server stays for a while: {e}");

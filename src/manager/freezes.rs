@@ -18,7 +18,7 @@ use crate::{
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
     manager::{
-        MAX_REASON_BYTES, Parts, calls::Calls, claim::Provisional, pauses::Pauses,
+        MAX_REASON_BYTES, Parts, claim::Provisional, pauses::Pauses, verbs::Verbs,
         watch::events::Events,
     },
     random,
@@ -35,7 +35,7 @@ const OLD: Duration = Duration::from_secs(2);
 
 /// The freezes that this server knows.
 pub(crate) struct Freezes {
-    calls: Arc<Calls>,
+    verbs: Arc<Verbs>,
     events: Arc<Events>,
     known: watch::Sender<Vec<Freeze>>,
     newest: Mutex<Newest>,
@@ -53,10 +53,10 @@ struct Newest {
 }
 
 impl Freezes {
-    pub(super) fn new(calls: Arc<Calls>, events: Arc<Events>) -> Self {
+    pub(super) fn new(verbs: Arc<Verbs>, events: Arc<Events>) -> Self {
         let now = clock::now();
         let newest = Mutex::new(Newest { asked: now, since: now });
-        Self { calls, events, known: watch::Sender::default(), newest, server: random::uuid() }
+        Self { verbs, events, known: watch::Sender::default(), newest, server: random::uuid() }
     }
 
     /// The freeze of this collection that ends last.
@@ -121,7 +121,7 @@ impl Freezes {
         let reason = cut(reason.to_owned(), MAX_REASON_BYTES);
         let new = NewFreeze { id: random::uuid(), reason, by: short(&by.label), end };
         let (asked, args) = (clock::now(), (scope.clone(), new.clone()));
-        let known = self.calls.ask("freeze", args, |store, (scope, new), until| {
+        let known = self.verbs.ask("freeze", args, |store, (scope, new), until| {
             store.set_freeze(scope, Some(new), until)
         });
         let known = known.await?;
@@ -139,10 +139,10 @@ impl Freezes {
 
     /// Ends the freeze of this scope. True if there was one.
     pub(super) async fn end(&self, scope: Scope) -> Result<bool> {
-        let before = self.calls.ask("freezes", (), |store, (), until| store.freezes(until)).await?;
+        let before = self.verbs.ask("freezes", (), |store, (), until| store.freezes(until)).await?;
         let asked = clock::now();
         let left = self
-            .calls
+            .verbs
             .ask("thaw", scope.clone(), |store, scope, until| store.set_freeze(scope, None, until));
         self.saw_and_tell(left.await?, asked, clock::now());
         let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
@@ -156,7 +156,7 @@ impl Freezes {
     pub(super) async fn ask(&self, until: Instant) -> Result<()> {
         let asked = clock::now();
         let now =
-            self.calls.run("freezes", until, (), |store, (), until| store.freezes(until)).await?;
+            self.verbs.run("freezes", until, (), |store, (), until| store.freezes(until)).await?;
         self.saw_and_tell(now, asked, asked);
         Ok(())
     }
@@ -169,7 +169,7 @@ impl Freezes {
             // A program that only looks at locks is no server.
             if !noted.contains(&id) && grants_locks {
                 let args = (id, self.server);
-                let note = self.calls.ask("obey_freeze", args, |store, (id, server), until| {
+                let note = self.verbs.ask("obey_freeze", args, |store, (id, server), until| {
                     store.obey_freeze(*id, *server, until)
                 });
                 note.await?;
@@ -251,7 +251,7 @@ pub(super) async fn follow(manager: Weak<Parts>) {
             POLL
         } else {
             let ask = async {
-                freezes.ask(parts.calls.until()).await?;
+                freezes.ask(parts.verbs.until()).await?;
                 freezes.note_obedience(&mut noted, parts.collections.grants_locks()).await
             };
             match ask.await {
@@ -267,11 +267,11 @@ pub(super) async fn follow(manager: Weak<Parts>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{manager::calls::Runner, store::MemoryStore};
+    use crate::{manager::verbs::Runner, store::MemoryStore};
 
     fn freezes() -> Freezes {
         let store = Arc::new(MemoryStore::new());
-        let calls = Calls::new(store, Runner::on_current_runtime(), Duration::from_secs(1));
+        let calls = Verbs::new(store, Runner::on_current_runtime(), Duration::from_secs(1));
         Freezes::new(Arc::new(calls), Arc::default())
     }
 

@@ -17,12 +17,12 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Parts,
-        calls::{self, Calls},
         claim::{Acquired, Provisional, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
         reads::Reads,
+        verbs::{self, Verbs},
         wait::{InTurn, Needs, Together},
         watch::changes::{Wakeup, poll_pause},
         watched::Seen,
@@ -41,7 +41,7 @@ pub(crate) enum Looked {
 
 /// Grants locks, and takes them back.
 pub(crate) struct Granting {
-    pub(super) calls: Arc<Calls>,
+    pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) freezes: Arc<Freezes>,
     pub(super) seen: Arc<Seen>,
@@ -65,7 +65,7 @@ impl Parts {
         scope: &TaskTracker,
     ) -> Result<Acquired> {
         if wait.0 == Some(Duration::ZERO) {
-            self.granting.acquire(wanted, scope, self.calls.until()).await
+            self.granting.acquire(wanted, scope, self.verbs.until()).await
         } else {
             self.wait(wanted, owner, wait, scope).await
         }
@@ -198,17 +198,17 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired> {
-        let permit = self.calls.claim_permit()?;
+        let permit = self.verbs.claim_permit()?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (Arc::new(claim), 0);
-            let answer = calls::retry(until, calls::FOREGROUND, |until| {
+            let answer = verbs::retry(until, verbs::FOREGROUND, |until| {
                 attempts += 1;
                 if attempts > 1 {
                     Arc::make_mut(&mut claim).token = claim.token.next_attempt();
                 }
                 let (granting, key, claim) = (&granting, &key, Arc::clone(&claim));
-                async move { granting.calls.store.try_acquire(key, &claim, until).await }
+                async move { granting.verbs.store.try_acquire(key, &claim, until).await }
             });
             let answer = answer.await;
             if attempts > 1
@@ -234,8 +234,8 @@ impl Granting {
             }
         };
         let asked = clock::now();
-        let acquire = calls::with_permit(order, self.calls.deadline, acquire);
-        let acquired = self.calls.complete("try_acquire", until, scope, acquire).await?;
+        let acquire = verbs::with_permit(order, self.verbs.deadline, acquire);
+        let acquired = self.verbs.complete("try_acquire", until, scope, acquire).await?;
         if let Some(lock) = acquired.lock() {
             self.seen.watched.saw(lock, asked);
         }
@@ -314,7 +314,7 @@ impl Granting {
     }
 
     pub(crate) fn overloaded(&self) -> LockError {
-        calls::overloaded("try_acquire").into()
+        verbs::overloaded("try_acquire").into()
     }
 
     pub(crate) fn too_many_locks(&self) -> LockError {

@@ -7,6 +7,7 @@ mod write;
 use std::{fmt, future::Future, ops::Deref, sync::Arc};
 
 use futures_util::future::{join_all, select_all};
+use parking_lot::Mutex;
 
 use crate::{
     error::{LockError, Result},
@@ -18,6 +19,7 @@ use crate::{
         watched::LockWatch,
     },
     store::{Acquisition, Released},
+    version::Version,
 };
 
 /// A lock that is held as long as this value lives. Made by [`LockManager::acquire`](crate::LockManager::acquire) and by a
@@ -37,6 +39,8 @@ pub struct LockGuard {
     wanted: Wanted,
     owner: Aid,
     is_released: bool,
+    /// The version of the document as it was last loaded or saved here.
+    version: Mutex<Option<Version>>,
     /// Keeps the news about the lock, which is stored only while something watches the lock.
     _watch: LockWatch,
 }
@@ -48,7 +52,16 @@ impl LockGuard {
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         let watch = parts.seen.watched.watch(&lock, held.token);
         parts.keep(&wanted, &held, &owner);
-        Ok(Self { parts, lock, held, wanted, owner, is_released: false, _watch: watch })
+        Ok(Self {
+            parts,
+            lock,
+            held,
+            wanted,
+            owner,
+            is_released: false,
+            version: Mutex::default(),
+            _watch: watch,
+        })
     }
 
     /// The locked document.
@@ -74,6 +87,12 @@ impl LockGuard {
     #[must_use]
     pub fn fence(&self) -> Option<FencingToken> {
         self.lock.fence
+    }
+
+    /// The version of the document as this guard has last loaded or saved it. `None` if it has not.
+    #[must_use]
+    pub fn version(&self) -> Option<Version> {
+        *self.version.lock()
     }
 
     /// The lock as it was granted.
@@ -110,7 +129,7 @@ impl LockGuard {
         let upgrades = Some(self.held.token);
         let wanted = Wanted { mode: Mode::Exclusive, upgrades, ..self.wanted.clone() };
         let scope = Default::default();
-        match self.parts.granting.acquire(&wanted, &scope, self.parts.calls.until()).await? {
+        match self.parts.granting.acquire(&wanted, &scope, self.parts.verbs.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::Lost(key) => Err(LockError::Lost { key, holder: None }),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
@@ -136,7 +155,7 @@ impl LockGuard {
     pub async fn release(mut self) -> Result<Released> {
         // A renewal at this moment would report the lock as lost.
         self.parts.keep_no_more(&self.held);
-        let released = self.parts.granting.release_by(&self.held, self.parts.calls.until()).await;
+        let released = self.parts.granting.release_by(&self.held, self.parts.verbs.until()).await;
         self.is_released = released.is_ok();
         released
     }

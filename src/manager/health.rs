@@ -279,7 +279,7 @@ impl LockManager {
     /// May be dropped.
     pub async fn check_health(&self) -> HealthReport {
         let asked = clock::now();
-        let answer = self.parts.calls.ask(
+        let answer = self.parts.verbs.ask(
             "status",
             self.parts.collections.names(),
             |store, names, until| store.status(names, until),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 #[cfg(feature = "web")]
-use crate::manager::calls::Runner;
+use crate::manager::verbs::Runner;
 
 /// How often a line of one kind is logged at most.
 const EVERY: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use crate::{
     error::{BoxError, LockError, Result},
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
-    manager::{calls::Calls, collections::Collections, observe, watched::Seen},
+    manager::{collections::Collections, observe, verbs::Verbs, watched::Seen},
     store::{Confirmed, Original, Query, StoredDocument},
 };
 
@@ -24,7 +24,7 @@ pub(crate) const LISTED: usize = 1_000;
 
 /// Reads in the registered collections. The answers are passed on as news.
 pub(crate) struct Reads {
-    pub(super) calls: Arc<Calls>,
+    pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
 }
@@ -47,7 +47,7 @@ impl Reads {
             }
             let keys: Vec<_> = keys.into_iter().cloned().collect();
             let args = (collection.to_owned(), keys, aid.cloned());
-            self.calls
+            self.verbs
                 .run("inspect", until, args, |store, (collection, keys, aid), until| {
                     store.locks(
                         collection,
@@ -76,7 +76,7 @@ impl Reads {
         self.collections.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.cloned());
-        let lock = self.calls.run("inspect", until, args, |store, (key, aid), until| {
+        let lock = self.verbs.run("inspect", until, args, |store, (key, aid), until| {
             let each = Query::Each { keys: slice::from_ref(key), aid: aid.as_ref() };
             store.locks(key.collection(), each, 1, until)
         });
@@ -103,7 +103,7 @@ impl Reads {
         let lists = self.in_each(async |collection| match aid {
             Some(aid) => self.list_in(collection, aid, until).await,
             None => {
-                let list = self.calls.run("list", until, collection, |store, collection, until| {
+                let list = self.verbs.run("list", until, collection, |store, collection, until| {
                     store.locks(collection, Query::All, LISTED, until)
                 });
                 list.await
@@ -127,7 +127,7 @@ impl Reads {
         if !self.collections.may_have_locks(collection, until).await? {
             return Ok(Vec::new());
         }
-        self.calls.locks_of(collection, [aid.clone()], usize::MAX, until).await
+        self.verbs.locks_of(collection, [aid.clone()], usize::MAX, until).await
     }
 
     /// All live locks on these documents of a collection, by one read.
@@ -140,7 +140,7 @@ impl Reads {
         if let Some(key) = keys.first() {
             self.collections.ready(key, until).await?;
         }
-        self.calls
+        self.verbs
             .run(
                 "locks_on",
                 until,
@@ -154,7 +154,7 @@ impl Reads {
 
     pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool> {
         self.collections.ready(key, until).await?;
-        self.calls
+        self.verbs
             .run("exists", until, key.clone(), |store, key, until| store.exists(key, until))
             .await
     }
@@ -168,7 +168,7 @@ impl Reads {
     pub(crate) async fn load(&self, key: &LockKey, until: Instant) -> Result<StoredDocument> {
         self.collections.ready(key, until).await?;
         let loaded = self
-            .calls
+            .verbs
             .run("load", until, key.clone(), |store, key, until| store.load(key, until))
             .await?;
         loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
@@ -193,7 +193,7 @@ impl Reads {
         self.collections.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.clone(), load);
-        let confirmed = self.calls.run("confirm", until, args, |store, (key, aid, load), until| {
+        let confirmed = self.verbs.run("confirm", until, args, |store, (key, aid, load), until| {
             store.confirm(key, aid, *load, until)
         });
         let confirmed = confirmed.await?;

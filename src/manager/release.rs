@@ -15,11 +15,11 @@ use crate::{
     key::LockKey,
     lock::{LockToken, Mode, PageId},
     manager::{
-        calls,
         claim::{Acquired, ClaimPermit, Joined, Provisional},
         granting::Granting,
         observe,
         pauses::jittered,
+        verbs,
         wait::Heir,
     },
     store::{Acquisition, Claim, HandedOver, Query, Released, Removal, TryAcquire},
@@ -77,16 +77,16 @@ impl Granting {
         permit: ClaimPermit,
     ) {
         let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
-        self.calls.runner.spawn(scope, async move {
+        self.verbs.runner.spawn(scope, async move {
             let removal = match (joined, attempts.first()) {
                 (Joined::Lose, Some(granted)) => Removal::Release(granted),
                 _ => Removal::Retract(&attempts),
             };
-            let retract = |until| granting.calls.store.remove_lock(removal, until);
-            let mut retracted = calls::retry(until, calls::BACKGROUND, retract).await;
+            let retract = |until| granting.verbs.store.remove_lock(removal, until);
+            let mut retracted = verbs::retry(until, verbs::BACKGROUND, retract).await;
             if retracted.is_err() {
                 let until = clock::now() + granting.ttl;
-                retracted = calls::retry(until, calls::BACKGROUND, retract).await;
+                retracted = verbs::retry(until, verbs::BACKGROUND, retract).await;
             }
             match retracted {
                 // The lock was never granted, or was given back before, or it is still there for another
@@ -105,7 +105,7 @@ impl Granting {
     /// which renews all its locks.
     fn give_back_later(self: &Arc<Self>, attempts: Vec<Acquisition>, permit: ClaimPermit) {
         let granting = Arc::downgrade(self);
-        self.calls.runner.spawn_after(jittered(self.ttl / 3), async move {
+        self.verbs.runner.spawn_after(jittered(self.ttl / 3), async move {
             if let Some(granting) = granting.upgrade() {
                 granting.give_back(attempts, Joined::Keep, &TaskTracker::new(), permit);
             }
@@ -116,8 +116,8 @@ impl Granting {
     pub(crate) fn release_in_background(self: &Arc<Self>, held: Acquisition) {
         if let Some(heir) = self.heir(&held) {
             let until = clock::now() + self.ttl;
-            let handed = self.hand_over(held, heir, until, calls::BACKGROUND);
-            self.calls.runner.spawn(&TaskTracker::new(), handed);
+            let handed = self.hand_over(held, heir, until, verbs::BACKGROUND);
+            self.verbs.runner.spawn(&TaskTracker::new(), handed);
         } else {
             self.release_alone_in_background(held);
         }
@@ -125,9 +125,9 @@ impl Granting {
 
     fn release_alone_in_background(self: &Arc<Self>, held: Acquisition) {
         let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
-        self.calls.runner.spawn(&TaskTracker::new(), async move {
-            let released = calls::retry(until, calls::BACKGROUND, |until| {
-                granting.calls.store.remove_lock(Removal::Release(&held), until)
+        self.verbs.runner.spawn(&TaskTracker::new(), async move {
+            let released = verbs::retry(until, verbs::BACKGROUND, |until| {
+                granting.verbs.store.remove_lock(Removal::Release(&held), until)
             });
             granting.released_in_background(released.await, slice::from_ref(&held));
         });
@@ -136,7 +136,7 @@ impl Granting {
     /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
     fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
         let is_fair = self.seen.queues.machine.lock().is_fair(&held.key)?;
-        let permit = self.calls.claim_permit().ok()?;
+        let permit = self.verbs.claim_permit().ok()?;
         Some((self.seen.queues.heir(held, is_fair)?, permit))
     }
 
@@ -155,8 +155,8 @@ impl Granting {
         let granting = Arc::clone(self);
         let hand_over = async move {
             let asked = clock::now();
-            let handed = calls::retry(until, longest_pause, |until| {
-                granting.calls.store.hand_over(&held, &claim, until)
+            let handed = verbs::retry(until, longest_pause, |until| {
+                granting.verbs.store.hand_over(&held, &claim, until)
             });
             match handed.await {
                 Ok(HandedOver::To(lock)) => {
@@ -189,7 +189,7 @@ impl Granting {
                 }
             }
         };
-        calls::with_permit(order, self.calls.deadline, hand_over)
+        verbs::with_permit(order, self.verbs.deadline, hand_over)
     }
 
     /// `these` are the attempts of one claim.
@@ -222,13 +222,13 @@ impl Granting {
             return Ok(Released::AlreadyGone);
         }
         if let Some(heir) = self.heir(held) {
-            let handed = self.hand_over(held.clone(), heir, until, calls::FOREGROUND);
-            return self.calls.complete("release", until, &TaskTracker::new(), handed).await;
+            let handed = self.hand_over(held.clone(), heir, until, verbs::FOREGROUND);
+            return self.verbs.complete("release", until, &TaskTracker::new(), handed).await;
         }
         let (granting, own) = (Arc::clone(self), held.clone());
         let release = async move {
-            let released = calls::retry(until, calls::FOREGROUND, |until| {
-                granting.calls.store.remove_lock(Removal::Release(&own), until)
+            let released = verbs::retry(until, verbs::FOREGROUND, |until| {
+                granting.verbs.store.remove_lock(Removal::Release(&own), until)
             });
             let released = released.await;
             // Its session would renew the lock, although its user believes that it is released.
@@ -237,7 +237,7 @@ impl Granting {
             }
             released
         };
-        let released = self.calls.complete("release", until, &TaskTracker::new(), release).await;
+        let released = self.verbs.complete("release", until, &TaskTracker::new(), release).await;
         observe::released(self.collections.label(&held.key), &released);
         let released = released?;
         self.seen.gone(held);
@@ -258,13 +258,13 @@ impl Granting {
         }
         let args = (held.clone(), page, grace);
         let shortened =
-            self.calls.run("expire_in", until, args, |store, (it, page, grace), until| {
+            self.verbs.run("expire_in", until, args, |store, (it, page, grace), until| {
                 store.expire_in(it, *page, *grace, until)
             });
         if shortened.await? == Released::AlreadyGone {
             // This page holds no exclusive lock with this token: the lock may belong to a newer page of this tab.
             let args = (held.key.clone(), held.aid.clone());
-            let reader = self.calls.run("expire_in", until, args, |store, (key, aid), until| {
+            let reader = self.verbs.run("expire_in", until, args, |store, (key, aid), until| {
                 let each = Query::Each { keys: slice::from_ref(key), aid: Some(aid) };
                 store.locks(key.collection(), each, 1, until)
             });
@@ -293,7 +293,7 @@ fn attempts(
 mod tests {
     use super::*;
     use crate::{
-        LockError, LockManager, MemoryStore, lock::Aid, lock::Holder, manager::calls::CLAIMS,
+        LockError, LockManager, MemoryStore, lock::Aid, lock::Holder, manager::verbs::CLAIMS,
     };
 
     #[derive(serde::Serialize, serde::Deserialize)]
@@ -316,7 +316,7 @@ mod tests {
             let key = LockKey::of::<Page>(n).unwrap();
             locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
         };
-        let all = locks.parts.calls.claims.try_acquire_many(CLAIMS as u32).unwrap();
+        let all = locks.parts.verbs.claims.try_acquire_many(CLAIMS as u32).unwrap();
         match claim(1).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),
@@ -324,7 +324,7 @@ mod tests {
         assert!(locks.list().await.unwrap().is_empty());
         drop(all);
         drop(claim(1).await.unwrap());
-        assert_eq!(locks.parts.calls.claims.available_permits(), CLAIMS, "it is given back");
+        assert_eq!(locks.parts.verbs.claims.available_permits(), CLAIMS, "it is given back");
     }
 
     #[tokio::test]
@@ -334,7 +334,7 @@ mod tests {
         let (key, aid) = (LockKey::of::<Page>(1).unwrap(), Aid::new());
         let alice = Holder::new("alice");
         drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
-        let all = locks.parts.calls.all_places();
+        let all = locks.parts.verbs.all_places();
         match locks.inspect(&key).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),

@@ -2,39 +2,48 @@
 
 use std::{sync::Arc, time::Instant};
 
-#[cfg(feature = "_mongo")]
-use crate::store::{Forget, HeldLock};
 use crate::{
     clock,
     error::{BoxError, LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
-    manager::{calls::Calls, collections::Collections, observe, reads::unfit, watched::Seen},
+    manager::{collections::Collections, observe, reads::unfit, verbs::Verbs, watched::Seen},
     store::{Acquisition, Changes, Draft, Edit, Original, Saved, StoredDocument},
 };
+#[cfg(feature = "_mongo")]
+use crate::{
+    store::{Forget, HeldLock},
+    version::Version,
+};
+#[cfg(feature = "_mongo")]
+use parking_lot::Mutex;
 
 /// Guarded writes.
 #[derive(Clone)]
 pub(crate) struct Saves {
-    pub(super) calls: Arc<Calls>,
+    pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
 }
 
 impl Saves {
     #[cfg(feature = "_mongo")]
-    pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
+    pub(crate) fn held(
+        &self,
+        acquisition: Acquisition,
+        version: Arc<Mutex<Option<Version>>>,
+    ) -> HeldLock {
         self.writes_under(&acquisition);
-        let (runtime, tasks) = self.calls.runner.parts();
+        let (runtime, tasks) = self.verbs.runner.parts();
         let (seen, held) = (Arc::downgrade(&self.seen), acquisition.clone());
         let forget = Forget(Arc::new(move || {
             if let Some(seen) = seen.upgrade() {
                 seen.activity.gone(&held.aid, &held.key);
             }
         }));
-        let deadline = self.calls.deadline;
+        let deadline = self.verbs.deadline;
         let declared = self.collections.declared(acquisition.key.collection());
-        HeldLock { acquisition, declared, deadline, runtime, tasks, forget }
+        HeldLock { acquisition, declared, deadline, runtime, tasks, forget, version }
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
@@ -86,7 +95,7 @@ impl Saves {
     ) -> Result<Original> {
         let unfit = unfit(&held.key);
         let draft = original.draft(document).map_err(&unfit)?;
-        let new = self.compared(&held.key, draft, until, Draft::whole).await?;
+        let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
         self.write(held, new.clone().into(), until).await?;
         Original::new(new, document).map_err(&unfit)
     }
@@ -102,12 +111,12 @@ impl Saves {
         until: Instant,
     ) -> Result<Original> {
         let unfit = unfit(&held.key);
-        let new = StoredDocument::encode(self.calls.store.format(), document).map_err(&unfit)?;
-        let original = Original::new(new.clone(), document).map_err(&unfit)?;
-        let draft = original.draft(document).map_err(&unfit)?;
-        self.compared(&held.key, draft, until, Draft::whole).await?;
-        self.write(held, Edit::Creation(new), until).await?;
-        Ok(original)
+        let new = StoredDocument::encode(self.verbs.store.format(), document).map_err(&unfit)?;
+        let draft = Original::new(new, document).and_then(|original| original.draft(document));
+        let draft = draft.map_err(&unfit)?;
+        let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
+        self.write(held, Edit::Creation(new.clone()), until).await?;
+        Original::new(new, document).map_err(&unfit)
     }
 
     /// Compares the versions of a document. A large document takes some milliseconds, and more if its type has aliases,
@@ -120,14 +129,14 @@ impl Saves {
         compare: fn(Draft) -> Result<R, BoxError>,
     ) -> Result<R> {
         let compared = if draft.is_large() {
-            let (runtime, tasks) = self.calls.runner.parts();
+            let (runtime, tasks) = self.verbs.runner.parts();
             let compared = tasks.spawn_blocking_on(move || compare(draft), &runtime);
             compared.await.unwrap_or_else(|failed| Err(failed.into()))
         } else {
             compare(draft)
         };
         if clock::now() >= until {
-            return Err(LockError::TooSlow { limit: self.calls.deadline });
+            return Err(LockError::TooSlow { limit: self.verbs.deadline });
         }
         compared.map_err(unfit(key))
     }
@@ -149,7 +158,7 @@ impl Saves {
         self.writes_under(held);
         let args = (held.clone(), edit);
         let saved = self
-            .calls
+            .verbs
             .run("save", until, args, |store, (held, edit), until| store.save(held, edit, until));
         let (saved, key) = (saved.await, held.key.clone());
         if !matches!(saved, Ok(Saved::Saved)) {

@@ -18,8 +18,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     manager::{
-        background::listener::Announce, calls, calls::Calls, collections::Collections, observe,
-        reads::Reads, watch::ends::Served, watched::Seen,
+        background::listener::Announce, collections::Collections, observe, reads::Reads, verbs,
+        verbs::Verbs, watch::ends::Served, watched::Seen,
     },
     random::{self, HashMap},
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
@@ -33,7 +33,7 @@ use renewals::Renewals;
 
 /// Renews and ends sessions.
 pub(crate) struct Sessions {
-    pub(super) calls: Arc<Calls>,
+    pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
     pub(super) reads: Arc<Reads>,
@@ -52,8 +52,8 @@ impl Sessions {
         fields(outcome = tracing::field::Empty),
     ))]
     pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64> {
-        let (until, aids) = (self.calls.until(), slice::from_ref(aid));
-        let active = [Active::whole(aid)];
+        let (until, aids) = (self.verbs.until(), slice::from_ref(aid));
+        let active = [Active::all_of(aid)];
         let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
         let mut renewed = Ok(0);
         while let Some(piece) = pieces.recv().await {
@@ -73,7 +73,7 @@ impl Sessions {
         }
         let asked = clock::now();
         let lists = self.reads.in_each(|collection| {
-            self.calls.locks_of(collection, Arc::clone(&aids), usize::MAX, until)
+            self.verbs.locks_of(collection, Arc::clone(&aids), usize::MAX, until)
         });
         let mut held = HashMap::<Aid, Vec<Lock>>::default();
         for lock in lists.await?.into_iter().flatten() {
@@ -111,13 +111,13 @@ impl Sessions {
         // Each operation has a name of its own: two operations of one server are as independent as those
         // of two servers.
         let worker = random::uuid();
-        let (asked, until) = (clock::now(), self.calls.until());
+        let (asked, until) = (clock::now(), self.verbs.until());
         let (sessions, aid_of) = (Arc::clone(self), aid.clone());
         let end = async move {
             let end_in = async |names: &[&str]| {
-                let store = &sessions.calls.store;
+                let store = &sessions.verbs.store;
                 let end = |until| store.end_session(&aid_of, reason, names, worker, until);
-                calls::retry(until, calls::FOREGROUND, end).await
+                verbs::retry(until, verbs::FOREGROUND, end).await
             };
             let names = sessions.collections.names();
             let mut ended = end_in(&names).await;
@@ -130,12 +130,12 @@ impl Sessions {
             if ended.is_ok() {
                 // The caller does not wait for this.
                 let announced = Arc::clone(&sessions).allow_announcement(aid_of, worker);
-                sessions.calls.runner.spawn(&TaskTracker::new(), announced);
+                sessions.verbs.runner.spawn(&TaskTracker::new(), announced);
             }
             ended
         };
         // The end goes on without its caller.
-        let ended = self.calls.complete("end_session", until, &TaskTracker::new(), end).await?;
+        let ended = self.verbs.complete("end_session", until, &TaskTracker::new(), end).await?;
         observe::session_ended(reason);
         self.seen.gone_all_of(aid, &ended.locks, asked);
         self.served.ended(aid);
@@ -144,8 +144,8 @@ impl Sessions {
 
     /// Leaves the end to the listeners.
     async fn allow_announcement(self: Arc<Self>, aid: Aid, worker: Uuid) {
-        let (store, ended) = (&self.calls.store, [NewsId::Ended(aid, None)]);
-        let allowed = calls::retry(self.calls.until(), calls::BACKGROUND, |until| {
+        let (store, ended) = (&self.verbs.store, [NewsId::Ended(aid, None)]);
+        let allowed = verbs::retry(self.verbs.until(), verbs::BACKGROUND, |until| {
             store.settle_news(&ended, worker, Settled::Ready, until)
         });
         if let Err(e) = allowed.await {
@@ -160,7 +160,7 @@ impl Sessions {
     /// Ends a session without making the caller wait.
     pub(crate) fn end_in_background(self: &Arc<Self>, aid: Aid) {
         let sessions = Arc::clone(self);
-        self.calls.runner.spawn(&TaskTracker::new(), async move {
+        self.verbs.runner.spawn(&TaskTracker::new(), async move {
             if let Err(e) = sessions.end(&aid, EndReason::LoggedOut).await {
                 log::error!(
                     target: "actix_doclock::manager",
@@ -173,12 +173,12 @@ impl Sessions {
 
     /// Releases all locks of the session, and returns the documents.
     pub(crate) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
-        let until = self.calls.until();
+        let until = self.verbs.until();
         let asked = clock::now();
         self.collections.all_collections(until).await;
         let released = self.reads.in_each(|collection| {
             let args = (collection, aid.clone());
-            self.calls.run("release_all", until, args, |store, (collection, aid), until| {
+            self.verbs.run("release_all", until, args, |store, (collection, aid), until| {
                 store.release_all(collection, aid, until)
             })
         });
@@ -193,7 +193,7 @@ impl Sessions {
 
     async fn last_ends(&self, aids: Vec<Aid>, until: Instant) -> Result<Vec<Option<LastEnd>>> {
         let ends = self
-            .calls
+            .verbs
             .run("last_ends", until, aids, |store, aids, until| store.last_ends(aids, until));
         ends.await
     }
@@ -225,7 +225,7 @@ impl Sessions {
         if self.seen.activity.may_leave(aid, &page, self.ttl / 3) {
             let page = page.clone();
             let noted = self
-                .calls
+                .verbs
                 .run("end_page", until, page, |store, page, until| store.end_page(page, until));
             noted.await?;
         }

@@ -16,9 +16,9 @@ use crate::{
     error::{LockError, Result, StoreError},
     lock::{Holder, Lock, Mode},
     manager::{
-        Parts, calls,
+        Parts,
         claim::{Provisional, Wanted},
-        observe,
+        observe, verbs,
     },
     random,
     store::{Acquisition, HandedOver, NewsId, Released, Removal, Settled, TakenBy},
@@ -50,12 +50,12 @@ impl Parts {
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
         let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
-        let (parts, until, lock) = (Arc::clone(self), self.calls.until(), lock.clone());
+        let (parts, until, lock) = (Arc::clone(self), self.verbs.until(), lock.clone());
         let break_it = async move {
             parts.put_news(&takeover, until).await?;
             let taken = &mark(&takeover);
-            let broken = calls::retry(until, calls::FOREGROUND, |until| {
-                parts.calls.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
+            let broken = verbs::retry(until, verbs::FOREGROUND, |until| {
+                parts.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
             });
             let broken = broken.await?;
             observe::broken(parts.collections.label(&lock.key), Some(broken));
@@ -65,7 +65,7 @@ impl Parts {
             parts.took(&takeover, broken == Released::Released);
             Ok(broken)
         };
-        self.calls.complete("break_lock", until, &TaskTracker::new(), break_it).await
+        self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await
     }
 
     /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
@@ -74,9 +74,9 @@ impl Parts {
         takeover: &Takeover,
         until: Instant,
     ) -> Result<(), StoreError> {
-        let lease = self.calls.deadline + TO_SETTLE;
-        let noted = calls::retry(until, calls::FOREGROUND, |until| {
-            self.calls.store.put_news(takeover, lease, until)
+        let lease = self.verbs.deadline + TO_SETTLE;
+        let noted = verbs::retry(until, verbs::FOREGROUND, |until| {
+            self.verbs.store.put_news(takeover, lease, until)
         });
         let noted = noted.await;
         if noted.is_err() {
@@ -101,11 +101,11 @@ impl Parts {
 
     /// Settles the takeover in the background.
     fn settle(self: &Arc<Self>, event: Uuid, settled: Settled) {
-        let (parts, until) = (Arc::clone(self), clock::now() + self.calls.deadline + TO_SETTLE);
+        let (parts, until) = (Arc::clone(self), clock::now() + self.verbs.deadline + TO_SETTLE);
         let news = [NewsId::Takeover(event)];
-        self.calls.runner.spawn(&TaskTracker::new(), async move {
-            let done = calls::retry(until, calls::BACKGROUND, |until| {
-                parts.calls.store.settle_news(&news, event, settled, until)
+        self.verbs.runner.spawn(&TaskTracker::new(), async move {
+            let done = verbs::retry(until, verbs::BACKGROUND, |until| {
+                parts.verbs.store.settle_news(&news, event, settled, until)
             });
             match done.await {
                 Ok(()) => parts.announce.notify(),
@@ -150,14 +150,14 @@ impl Parts {
         let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);
         let (parts, own_scope, permit) =
-            (Arc::clone(self), scope.clone(), self.calls.claim_permit()?);
+            (Arc::clone(self), scope.clone(), self.verbs.claim_permit()?);
         let take = async move {
             if let Some(takeover) = &takeover {
                 parts.put_news(takeover, until).await?;
             }
             let asked = clock::now();
-            let handed = calls::retry(until, calls::FOREGROUND, |until| {
-                parts.calls.store.hand_over(&held, &claim, until)
+            let handed = verbs::retry(until, verbs::FOREGROUND, |until| {
+                parts.verbs.store.hand_over(&held, &claim, until)
             });
             let handed = handed.await.map(HandedOver::lock);
             if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
@@ -185,7 +185,7 @@ impl Parts {
                 }
             }
         };
-        let fresh = self.calls.complete("take_over", until, scope, take).await?;
+        let fresh = self.verbs.complete("take_over", until, scope, take).await?;
         match fresh {
             Some(fresh) if is_new => Ok(Some(self.freezes.refuse(fresh, until).await?)),
             fresh => Ok(fresh),
@@ -198,7 +198,7 @@ impl Parts {
             return audit(takeover, None);
         }
         let (parts, takeover) = (Arc::clone(self), takeover.clone());
-        drop(self.calls.runner.spawn(&TaskTracker::new(), async move {
+        drop(self.verbs.runner.spawn(&TaskTracker::new(), async move {
             let keys = slice::from_ref(&takeover.key);
             let description = parts.descriptions_for(None, None, keys).await.remove(&takeover.key);
             audit(&takeover, description);

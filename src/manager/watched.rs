@@ -285,7 +285,7 @@ impl Parts {
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),
-                        parts.reads.inspect(&lock.key, Some(&lock.aid), parts.calls.until()),
+                        parts.reads.inspect(&lock.key, Some(&lock.aid), parts.verbs.until()),
                     )
                     .await;
                     sleep_until(until.into()).await;

@@ -65,7 +65,7 @@ pub enum NamedBy {
 impl Active {
     /// All locks of the session.
     #[must_use]
-    pub fn whole(aid: &Aid) -> Self {
+    pub fn all_of(aid: &Aid) -> Self {
         Self { aid: aid.clone(), named: None }
     }
 

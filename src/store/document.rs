@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::error::BoxError;
+use crate::{error::BoxError, version::Version};
 
 mod aliases;
 mod align;
@@ -41,7 +41,7 @@ pub enum Format {
 }
 
 /// An encoded document. Only its store looks into it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDocument {
     format: Format,
     bytes: Arc<[u8]>,
@@ -58,6 +58,12 @@ impl StoredDocument {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The version of the document with these bytes.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        Version::of(&self.bytes)
     }
 
     /// # Errors
@@ -92,6 +98,12 @@ impl StoredDocument {
         }
     }
 
+    /// True if nothing but the order of members differs.
+    fn is_same(&self, other: &Self) -> bool {
+        let nodes = || self.node().ok().zip(other.node().ok());
+        self == other || nodes().is_some_and(|(mine, theirs)| mine.is_same(&theirs))
+    }
+
     pub(super) fn of(node: &Node, format: Format) -> Self {
         let bytes = match format {
             Format::Json => json::written(node),
@@ -119,6 +131,13 @@ impl Original {
     pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
         let before = StoredDocument::encode(loaded.format, value)?;
         Ok(Self { loaded, before, is_in_doubt: false })
+    }
+
+    /// The version of the document as it was loaded or last saved. If a save has also stored changes of another program,
+    /// which the Rust value does not have, no stored document has this version.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.loaded.version()
     }
 
     /// Notes that nobody knows whether a save of this document was carried out.

@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use serde_json::Value;
 
 #[cfg(feature = "_simulation")]
 pub use self::simulated::OnRecord;
@@ -11,6 +10,7 @@ use self::state::State;
 use crate::{
     error::BoxError,
     key::{LockKey, Lockable},
+    store::{Format, StoredDocument},
 };
 
 mod changes;
@@ -60,8 +60,8 @@ impl MemoryStore {
     /// # Errors
     /// If `document` cannot be encoded as JSON, or `id` is too long for an id.
     pub fn put<T: Lockable>(&self, id: T::Id, document: &T) -> Result<(), BoxError> {
-        let value = serde_json::to_value(document)?;
-        self.state.lock().documents.insert(LockKey::of::<T>(id)?, value);
+        let document = StoredDocument::encode(Format::Json, document)?;
+        self.state.lock().documents.insert(LockKey::of::<T>(id)?, document);
         Ok(())
     }
 
@@ -70,11 +70,11 @@ impl MemoryStore {
     /// # Errors
     /// If one of them is not a `T`.
     pub fn all<T: Lockable>(&self) -> Result<Vec<T>, BoxError> {
-        let values: Vec<Value> = (self.state.lock().documents.iter())
+        let documents: Vec<_> = (self.state.lock().documents.iter())
             .filter(|(key, _)| key.collection() == T::COLLECTION)
-            .map(|(_, value)| value.clone())
+            .map(|(_, document)| document.clone())
             .collect();
-        Ok(values.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
+        documents.iter().map(StoredDocument::decode).collect()
     }
 
     /// Removes a document, but not its lock. True if the document existed.

@@ -153,7 +153,7 @@ impl Permissions {
     }
 
     /// True if this person can reach the locks of this collection over HTTP.
-    pub(super) fn reach(&self, collection: &str) -> bool {
+    pub(super) fn sees_collection(&self, collection: &str) -> bool {
         self.manager.parts.collections.is_over_http(collection)
             || self.manager.parts.collections.is_registered(collection) && self.sees_all()
     }
@@ -163,7 +163,8 @@ impl Permissions {
     /// # Errors
     /// If the policy fails.
     pub(super) async fn allowed(&self, keys: Vec<LockKey>, access: Access) -> Result<Vec<LockKey>> {
-        let keys: Vec<_> = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
+        let keys: Vec<_> =
+            keys.into_iter().filter(|key| self.sees_collection(key.collection())).collect();
         match &self.policy {
             _ if matches!(access, Access::Look) && self.sees_all() => Ok(keys),
             _ if self.must_log_in() => Ok(Vec::new()),
@@ -222,7 +223,8 @@ impl Permissions {
         match &self.policy {
             Some(policy) if !self.sees_all() => {
                 self.check_any().ok()?;
-                let keys = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
+                let keys =
+                    keys.into_iter().filter(|key| self.sees_collection(key.collection())).collect();
                 self.answers.of(policy, &self.person, keys).await
             }
             _ => {

@@ -20,6 +20,7 @@ use crate::{
     manager::{MAX_REASON_BYTES, Wait},
     store::{Acquisition, Released},
     text::{printable, short},
+    version::Version,
     web::{
         Problem,
         access::{Access, Permissions},
@@ -148,6 +149,16 @@ struct MineBody {
     since: String,
     expires_in_ms: u64,
     state: &'static str,
+    #[serde(flatten)]
+    document: Option<DocumentBody>,
+}
+
+/// The document under the lock, for a client that has named the version that it shows.
+#[derive(Serialize)]
+struct DocumentBody {
+    version: Version,
+    /// True if that is the version that the client shows.
+    current: bool,
 }
 
 impl From<&Lock> for MineBody {
@@ -159,6 +170,7 @@ impl From<&Lock> for MineBody {
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             state: "mine",
+            document: None,
         }
     }
 }
@@ -187,6 +199,8 @@ struct AcquireBody {
     mode: Option<Mode>,
     wait_ms: u64,
     take_over: bool,
+    /// The version of the document that the client shows.
+    version: Option<String>,
 }
 
 async fn acquire(
@@ -196,7 +210,8 @@ async fn acquire(
     body: Body,
 ) -> Result<(Current<MineBody>, StatusCode), Problem> {
     let key = allowed(&locks, &req, Access::Lock).await?;
-    let AcquireBody { mode, wait_ms, take_over } = read(body)?;
+    let AcquireBody { mode, wait_ms, take_over, version } = read(body)?;
+    let shown = version.map(|it| it.parse::<Version>()).transpose().map_err(bad_request)?;
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let wait = Duration::from_millis(wait_ms).min(locks.settings.longest_wait);
     let elsewhere = if take_over { Elsewhere::TakeOver } else { Elsewhere::Refuse };
@@ -208,7 +223,16 @@ async fn acquire(
     };
     let mine = take(locks, &key, how).await.map_err(|e| problem(locks, e))?;
     let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((Current(MineBody::from(&mine.lock)), status))
+    let document = match shown {
+        None => None,
+        Some(shown) => {
+            let document = locks.manager.parts.reads.load(&key, locks.begin()).await?;
+            let version = document.version();
+            locks.shows(&key, Some(version));
+            Some(DocumentBody { version, current: version == shown })
+        }
+    };
+    Ok((Current(MineBody { document, ..MineBody::from(&mine.lock) }), status))
 }
 
 /// Takes or confirms the lock of a document that exists, for a person who may lock it.
@@ -216,6 +240,9 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine>
     let exists = async |mine: &Mine, until| {
         if mine.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
+        }
+        if locks.names_version()? {
+            return locks.load(mine, until).await.map(drop);
         }
         if mine.got == Got::Confirmed || locks.manager.parts.reads.exists(key, until).await? {
             return Ok(());
@@ -395,7 +422,7 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
         Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
             .detail("there is no such collection of lockable documents")
     };
-    if permissions.reach(collection) {
+    if permissions.sees_collection(collection) {
         return Ok(permissions.manager.parts.collections.key(collection, id)?);
     }
     if !permissions.manager.parts.collections.is_registered(collection) {

@@ -19,6 +19,7 @@ use crate::{
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
     store::{Changes, Original, Released},
+    version::Version,
     web::request::{Ask, Document, Mine, RequestLocks},
 };
 
@@ -159,6 +160,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     async fn written(&mut self, saved: Result<Original>, until: Instant) -> Result<()> {
         match saved {
             Ok(saved) => {
+                self.locks.shows(&self.mine.lock.key, Some(saved.version()));
                 self.original = saved;
                 return Ok(());
             }
@@ -187,6 +189,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         let deleted = saves.delete(&self.mine.held, until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
+                self.locks.shows(&self.mine.lock.key, None);
                 self.locks.let_go(&self.mine, "deleted").await;
             }
             Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
@@ -240,7 +243,14 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.locks.manager.parts.saves.held(self.mine.held.clone())
+        let version = self.locks.shows(&self.mine.lock.key, None);
+        self.locks.manager.parts.saves.held(self.mine.held.clone(), version)
+    }
+
+    /// The version of the document as it was loaded or last saved by this value, as the client gets it in `ETag`.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.original.version()
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
@@ -263,6 +273,7 @@ impl<T: Lockable, How> Guarded<T, How> {
 
     pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
         let (document, original) = document;
+        locks.shows(&mine.lock.key, Some(original.version()));
         Self { document, original, mine, locks, how: PhantomData }
     }
 }
@@ -329,25 +340,11 @@ pub(super) async fn open<T: Lockable, How>(
         if mine.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
         }
-        loaded::<T>(locks, key, mine, until).await
+        decode(key, locks.load(mine, until).await?)
     };
     let how = Ask { document: Document::IsLoaded, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
     Ok(Guarded::new(mine, document, Rc::clone(locks)))
-}
-
-/// The document, which may have been read together with its lock.
-async fn loaded<T: Lockable>(
-    locks: &RequestLocks,
-    key: &LockKey,
-    mine: &Mine,
-    until: Instant,
-) -> Result<(T, Original)> {
-    let document = match mine.document.take() {
-        Some(document) => document,
-        None => locks.manager.parts.reads.load(key, until).await?,
-    };
-    decode(key, document)
 }
 
 impl<T: Lockable> FromRequest for HeldDoc<T> {
@@ -359,16 +356,23 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
             let key = locks.key_in_path::<T>(&req)?;
-            locks.may_lock(slice::from_ref(&key)).await?;
-            let (offered, until) = (locks.headers.tokens()?, locks.begin());
-            let document = Document::IsLoaded;
-            let how = Ask { offered, document, ..Ask::exclusive(Wait::no()) };
-            let mine = locks.confirm(&key, how, until).await?;
-            let loaded = loaded(&locks, &key, &mine, until).await;
-            if let Err(LockError::NotFound { .. }) = loaded {
-                locks.release(&mine, until).await?;
-            }
-            Ok(Self::new(mine, loaded?, locks))
+            held(&locks, &key).await
         })
     }
+}
+
+/// Confirms the lock of a document that this person may lock, and loads the document.
+pub(super) async fn held<T: Lockable>(
+    locks: &Rc<RequestLocks>,
+    key: &LockKey,
+) -> Result<HeldDoc<T>> {
+    locks.may_lock(slice::from_ref(key)).await?;
+    let (offered, until) = (locks.headers.tokens()?, locks.begin());
+    let how = Ask { offered, document: Document::IsLoaded, ..Ask::exclusive(Wait::no()) };
+    let mine = locks.confirm(key, how, until).await?;
+    let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
+    if let Err(LockError::NotFound { .. }) = loaded {
+        locks.release(&mine, until).await?;
+    }
+    Ok(Guarded::new(mine, loaded?, Rc::clone(locks)))
 }

@@ -175,7 +175,13 @@ impl From<&LockError> for Problem {
             LockError::WrongSession { .. } => lost(StatusCode::CONFLICT, "wrong_session"),
             LockError::LoginRequired => problem(StatusCode::UNAUTHORIZED, "login_required"),
             LockError::StaleToken { .. } => lost(StatusCode::PRECONDITION_FAILED, "stale_token"),
+            LockError::StaleCopy { version, .. } => {
+                problem(StatusCode::PRECONDITION_FAILED, "stale_copy")
+                    .with("version", version.to_string())
+            }
             LockError::MalformedToken => problem(StatusCode::BAD_REQUEST, "bad_lock_token"),
+            LockError::MalformedVersion => problem(StatusCode::BAD_REQUEST, "bad_version"),
+            LockError::SaidTwice { .. } => problem(StatusCode::BAD_REQUEST, "said_twice"),
             LockError::NotFound { .. } => problem(StatusCode::NOT_FOUND, "not_found"),
             LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
             LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),

@@ -10,6 +10,7 @@ mod person;
 mod release;
 mod take;
 mod titles;
+mod version;
 
 use std::{
     cell::{Cell, RefCell},
@@ -30,12 +31,12 @@ use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use self::headers::Headers;
 pub(super) use self::{
     ask::{Ask, Document, Elsewhere, Got, Mine},
     path::path_param,
     person::uuid_of,
 };
+use self::{headers::Headers, version::ShownVersions};
 use crate::{
     actor::Actor,
     clock,
@@ -111,6 +112,7 @@ pub(crate) struct RequestLocks {
     fresh: RefCell<Vec<Provisional>>,
     /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,
+    versions: RefCell<ShownVersions>,
     /// Tracks the background operations of this request.
     scope: TaskTracker,
     began: Instant,
@@ -152,6 +154,7 @@ impl RequestLocks {
     pub(super) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
         let locks = Self::of_any_page(req)?;
         locks.check_person()?;
+        locks.headers.check()?;
         Ok(locks)
     }
 
@@ -169,7 +172,7 @@ impl RequestLocks {
 
     /// The deadline of an operation that begins now.
     pub(super) fn begin(&self) -> Instant {
-        let until = self.manager.parts.calls.until();
+        let until = self.manager.parts.verbs.until();
         self.until.set(Some(until));
         until
     }
@@ -222,7 +225,7 @@ impl RequestLocks {
         let locks = Rc::new(Self {
             manager: Rc::clone(manager),
             settings: Rc::clone(settings),
-            headers: Headers::of(req.headers(), settings.idle_after),
+            headers: Headers::of(req.headers(), req.query_string(), settings.idle_after),
             address: req.peer_addr().map(|it| it.ip()),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
@@ -232,6 +235,7 @@ impl RequestLocks {
             ending: RefCell::default(),
             fresh: RefCell::default(),
             held: RefCell::default(),
+            versions: RefCell::default(),
             scope: TaskTracker::new(),
             began: clock::now(),
             has_waited: Cell::default(),
@@ -395,7 +399,9 @@ impl RequestLocks {
             drop(fresh);
         }
         self.settle().await;
-        headers::announce(response.headers_mut(), &self.held.borrow(), self.name_of_person.get());
+        let version = self.versions.borrow().shown().filter(|_| response.status().is_success());
+        let person = self.name_of_person.get();
+        headers::announce(response.headers_mut(), &self.held.borrow(), person, version);
         Ok(())
     }
 
@@ -418,7 +424,7 @@ impl RequestLocks {
             // In an outage, the answer does not wait for a second deadline.
             _ if answer.is_server_error() => return Meanwhile::Perhaps,
             Some(aid) => {
-                let until = clock::now() + LONGEST_LOOK.min(self.manager.parts.calls.deadline);
+                let until = clock::now() + LONGEST_LOOK.min(self.manager.parts.verbs.deadline);
                 self.manager.parts.sessions.refuse_ended(aid, None, until).await
             }
             None => Ok(()),

@@ -17,8 +17,8 @@ use crate::{
     manager::{LockManager, Wait},
     store::Released,
     web::{
-        locked_doc::{LockedDoc, open},
-        request::{Ask, Mine, RequestLocks},
+        locked_doc::{HeldDoc, LockedDoc, held, open},
+        request::{Ask, Elsewhere, Mine, RequestLocks},
     },
 };
 
@@ -75,9 +75,13 @@ impl SessionLocks {
         Ok(self.take(&key, Ask::exclusive(Wait::no())).await?.lock)
     }
 
-    /// Takes or confirms the lock, whether or not there is such a document.
+    /// Takes or confirms the lock, whether or not there is such a document, unless the request names its version.
     async fn take(&self, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
-        let (mine, ()) = self.locks.acquire(key, how, async |_, _| Ok(())).await?;
+        let is_named = self.locks.names_version()?;
+        let work = async |mine: &Mine, until| {
+            if is_named { self.locks.load(mine, until).await.map(drop) } else { Ok(()) }
+        };
+        let (mine, ()) = self.locks.acquire(key, how, work).await?;
         Ok(mine)
     }
 
@@ -158,6 +162,30 @@ impl SessionLocks {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
         open(&self.locks, &key, Ask::exclusive(Wait::no())).await
+    }
+
+    /// Confirms that the session holds the lock on the document `id`, and loads the document: [`HeldDoc`](crate::HeldDoc)
+    /// for an id from anywhere.
+    ///
+    /// # Errors
+    /// The errors of `HeldDoc`.
+    pub async fn held<T: Lockable>(&self, id: T::Id) -> Result<HeldDoc<T>> {
+        held(&self.locks, &self.key_of::<T>(id)?).await
+    }
+
+    /// As [`open`](Self::open), but takes the lock from its holder: from another tab of the session, or from another
+    /// session if the [policy](crate::LockManagerBuilder::take_over_policy) allows it. For a button that a refusal offers.
+    ///
+    /// # Errors
+    /// The errors of [`LockedDoc`](crate::LockedDoc), and [`LockError::TakeOverRefused`] 403.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock is given back, but not to its former holder.
+    pub async fn take_over<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>> {
+        let key = self.key_of::<T>(id)?;
+        self.locks.may_lock(slice::from_ref(&key)).await?;
+        let how = Ask { elsewhere: Elsewhere::TakeOver, ..Ask::exclusive(Wait::no()) };
+        open(&self.locks, &key, how).await
     }
 
     /// [`open`](Self::open) for all of these documents, or for none, as [`lock_all`](Self::lock_all) does it. For
@@ -263,6 +291,7 @@ impl SessionLocks {
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T> {
         let key = self.key_of::<T>(id)?;
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
+        self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
     }
 

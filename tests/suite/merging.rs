@@ -130,13 +130,22 @@ pub(crate) async fn save<T: Serialize + DeserializeOwned>(
     change(&mut value);
     shop.put(now).await;
     let stored = shop.get().await;
+    let version =
+        async || shop.store().load(&key(), Deadline::NONE).await.unwrap().unwrap().version();
+    let is_unchanged = version().await == original.version();
     let held = Acquisition::of(&lock).unwrap();
     let became = match original.changes_to(&value) {
         Err(why) => Became::Unfit(why.to_string()),
         Ok(changes) => {
             let until = Instant::now() + TTL;
-            match shop.store().save(&held, &changes.into(), Deadline::at(until)).await.unwrap() {
-                Saved::Saved => Became::Saved(shop.get().await),
+            let edit = changes.clone().into();
+            match shop.store().save(&held, &edit, Deadline::at(until)).await.unwrap() {
+                Saved::Saved => {
+                    if is_unchanged {
+                        assert_eq!(changes.into_original().version(), version().await);
+                    }
+                    Became::Saved(shop.get().await)
+                }
                 Saved::ChangedMeanwhile(field) => Became::Changed(field),
                 other => panic!("{other:?}"),
             }

@@ -312,7 +312,7 @@ async fn refuses_names_twice<S: Store + Clone>(store: S) {
         assert_eq!(guard.load::<Flattened>().await.unwrap().title, "real");
         let loaded = store.load(guard.key(), Deadline::NONE).await.unwrap().unwrap();
         let original = Original::new(loaded, &document(&id)).unwrap();
-        assert!(original.replaced_by(&new).unwrap_err().to_string().contains(name));
+        assert!(original.replacement(&new).unwrap_err().to_string().contains(name));
         assert!(original.changes_to(&new).unwrap_err().to_string().contains(name));
         guard.delete().await.unwrap();
     }

@@ -250,7 +250,7 @@ async fn a_stuck_shared_lock_holds_up_the_renewal_of_no_other_session_once_it_is
     let touch = doc! { "$set": { "touched": true } };
     let records = lock_records(&database);
     records.update_one(doc! { "_id": "stuck" }, touch).session(&mut in_the_way).await.unwrap();
-    let all = [&stuck, &reader, &writer].map(|lock| Active::whole(&lock.aid));
+    let all = [&stuck, &reader, &writer].map(|lock| Active::all_of(&lock.aid));
     let renew = async || {
         let until = Deadline::at(Instant::now() + Duration::from_secs(30));
         store.renew(COLLECTION, &all, TTL, until).await.unwrap()

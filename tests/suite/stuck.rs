@@ -132,7 +132,7 @@ async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_rene
     let both = [lucky, unlucky.clone()];
     // A store that is too busy to know the answer is asked again.
     let renew = async |aids: &[Aid]| loop {
-        let active: Vec<_> = aids.iter().map(Active::whole).collect();
+        let active: Vec<_> = aids.iter().map(Active::all_of).collect();
         match app.store.renew(WorkItem::COLLECTION, &active, TTL, Deadline::NONE).await {
             Err(e) if e.kind() == StoreErrorKind::Unavailable => {}
             renewed => break renewed.unwrap(),

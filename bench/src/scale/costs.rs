@@ -247,7 +247,7 @@ async fn verbs(pass: &mut Pass, locks: &LockManager) {
         }
         let rounds = if at_once == 1 { 1 } else { 20 };
         let calls = (0..rounds).flat_map(|_| aids.chunks_exact(at_once)).map(async |some| {
-            let active: Vec<_> = some.iter().map(Active::whole).collect();
+            let active: Vec<_> = some.iter().map(Active::all_of).collect();
             let renewed = store
                 .renew(Page::COLLECTION, &active, Duration::ZERO, Deadline::NONE)
                 .await

@@ -23,7 +23,7 @@ pub trait Shorthand: Store {
     /// the number of documents.
     fn renew_all(&self, collection: &str, aids: &[Aid]) -> impl Answer<u64> {
         async move {
-            let active: Vec<_> = aids.iter().map(Active::whole).collect();
+            let active: Vec<_> = aids.iter().map(Active::all_of).collect();
             let renewed = self.renew(collection, &active, Duration::ZERO, NONE).await?;
             assert!(renewed.late.is_empty(), "{renewed:?}");
             Ok(renewed.documents)

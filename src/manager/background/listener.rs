@@ -51,7 +51,7 @@ impl<E: Send + 'static> Listener<E> {
         Self(Arc::new(move |event| Box::pin(listener(event))))
     }
 
-    /// Calls the function in a task of its own, so that a panic ends only this task. `what` is for the log.
+    /// Verbs the function in a task of its own, so that a panic ends only this task. `what` is for the log.
     async fn call(&self, event: E, limit: Duration, what: impl Display) {
         let Self(call) = self.clone();
         let called = tokio::spawn(async move {
@@ -161,7 +161,7 @@ impl Announced for Takeover {
 /// Some events that wait to be announced.
 async fn take<E: Announced>(parts: &Arc<Parts>, worker: Uuid, lease: Duration) -> Result<Vec<E>> {
     let args = (parts.collections.names(), worker, lease);
-    let taken = parts.calls.ask("take_news", args, |store, (all, by, lease), until| {
+    let taken = parts.verbs.ask("take_news", args, |store, (all, by, lease), until| {
         store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
     });
     Ok(taken.await?.into_iter().filter_map(E::of).collect())
@@ -170,7 +170,7 @@ async fn take<E: Announced>(parts: &Arc<Parts>, worker: Uuid, lease: Duration) -
 /// Records that the listener was called.
 async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Result<()> {
     let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
-    let noted = parts.calls.ask("settle_news", args, |store, (worker, told), until| {
+    let noted = parts.verbs.ask("settle_news", args, |store, (worker, told), until| {
         store.settle_news(told, *worker, Settled::Told, until)
     });
     noted.await
@@ -197,7 +197,7 @@ async fn announce_some<E: Announced>(
     told.clone_from(&taken);
     // All news that was taken is announced, even if this future is dropped.
     let (own, listener) = (Arc::clone(parts), listener.clone());
-    let called = parts.calls.runner.spawn(&TaskTracker::new(), async move {
+    let called = parts.verbs.runner.spawn(&TaskTracker::new(), async move {
         join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;
         note(&own, worker, &taken).await
     });
@@ -208,7 +208,7 @@ async fn announce_some<E: Announced>(
     Ok(true)
 }
 
-/// Calls the listener until the manager is gone.
+/// Verbs the listener until the manager is gone.
 pub(in crate::manager) async fn run<E: Announced>(
     manager: Weak<Parts>,
     listener: Listener<E>,

@@ -43,7 +43,7 @@ impl Parts {
             return Ok(Swept::default());
         }
         let (args, began) = ((collections.clone(), random::uuid()), clock::now());
-        let swept = self.calls.ask("sweep", args, |store, (collections, worker), until| {
+        let swept = self.verbs.ask("sweep", args, |store, (collections, worker), until| {
             store.sweep(collections, *worker, AT_ONCE, until)
         });
         let swept = swept.await;

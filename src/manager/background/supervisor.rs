@@ -80,7 +80,7 @@ impl Parts {
         F: Future<Output = ()> + Send + 'static,
     {
         let weak = Arc::downgrade(self);
-        let (runtime, stop) = (self.calls.runner.runtime().clone(), self.stop.token());
+        let (runtime, stop) = (self.verbs.runner.runtime().clone(), self.stop.token());
         let supervisor = async move {
             let mut pause = FIRST_PAUSE;
             loop {

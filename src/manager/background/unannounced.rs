@@ -83,7 +83,7 @@ impl Parts {
 
     async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>> {
         let args = collections.to_vec();
-        self.calls.ask("overdue", args, |store, all, until| store.overdue(all, MOST, until)).await
+        self.verbs.ask("overdue", args, |store, all, until| store.overdue(all, MOST, until)).await
     }
 
     /// How many of these sessions have neither an end nor a lock, expired or not.
@@ -99,7 +99,7 @@ impl Parts {
         for aids in aids.chunks(AT_ONCE) {
             let aids = aids.to_vec();
             let ends = self
-                .calls
+                .verbs
                 .ask("last_ends", aids.clone(), |store, aids, until| store.last_ends(aids, until));
             let ends = ends.await?;
             let without = aids.into_iter().zip(ends).filter(|(_, end)| {
@@ -110,8 +110,8 @@ impl Parts {
                 without.map(|(aid, _)| aid).filter(|aid| !still.contains(aid)).collect();
             let mut came_back = HashSet::new();
             for &collection in collections.iter().filter(|_| !without.is_empty()) {
-                let until = self.calls.until();
-                let live = self.calls.locks_of(collection, without.clone(), MOST, until);
+                let until = self.verbs.until();
+                let live = self.verbs.locks_of(collection, without.clone(), MOST, until);
                 came_back.extend(live.await?.into_iter().map(|lock| lock.aid));
             }
             missed += without.iter().filter(|aid| !came_back.contains(aid)).count() as u64;

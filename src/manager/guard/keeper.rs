@@ -118,7 +118,7 @@ impl Parts {
         ttl: Duration,
         until: Instant,
     ) -> Result<()> {
-        let active: Vec<_> = guards.keys().map(Active::whole).collect();
+        let active: Vec<_> = guards.keys().map(Active::all_of).collect();
         let mut pieces = self.sessions.renew_in_pieces([collection], &active, ttl, until);
         let mut all = Ok(());
         while let Some(Piece { aids, asked, renewed }) = pieces.recv().await {
@@ -143,7 +143,7 @@ impl Parts {
         lives: Instant,
         until: Instant,
     ) -> Result<()> {
-        let until = until.min(self.calls.until());
+        let until = until.min(self.verbs.until());
         let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a
         // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt
@@ -156,7 +156,7 @@ impl Parts {
             }
             return Ok(());
         }
-        let listed = self.calls.locks_of(collection, aids, usize::MAX, until).await?;
+        let listed = self.verbs.locks_of(collection, aids, usize::MAX, until).await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
         for held in guards {
             match live.get(&Some(held.token)) {

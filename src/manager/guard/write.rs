@@ -1,5 +1,8 @@
 //! Guarded writes of jobs.
 
+#[cfg(feature = "_mongo")]
+use std::sync::Arc;
+
 use crate::{
     error::{LockError, Result, StoreErrorKind},
     key::Lockable,
@@ -7,6 +10,7 @@ use crate::{
         guard::LockGuard,
         reads::{decode, unfit},
     },
+    store::StoredDocument,
 };
 
 impl LockGuard {
@@ -18,7 +22,8 @@ impl LockGuard {
     pub async fn load<T: Lockable>(&self) -> Result<T> {
         self.parts.collections.is_of::<T>(self.key())?;
         let key = self.key();
-        let document = self.parts.reads.load(key, self.parts.calls.until()).await?;
+        let document = self.parts.reads.load(key, self.parts.verbs.until()).await?;
+        *self.version.lock() = Some(document.version());
         document.decode().map_err(unfit(key))
     }
 
@@ -50,18 +55,21 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T> {
         self.parts.collections.is_of::<T>(self.key())?;
-        let loaded = self.parts.reads.load(self.key(), self.parts.calls.until()).await?;
+        let loaded = self.parts.reads.load(self.key(), self.parts.verbs.until()).await?;
+        let version = loaded.version();
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
         let saves = &self.parts.saves;
-        let saved = saves.save(&self.held, &original, &document, self.parts.calls.until()).await;
+        let saved = saves.save(&self.held, &original, &document, self.parts.verbs.until()).await;
         let changes = saved.map_err(|error| match error {
             LockError::Store(source) if source.kind() == StoreErrorKind::Unavailable => {
                 LockError::OutcomeUnknown(source)
             }
             error => error,
         })?;
-        match changes.stored() {
+        let stored = changes.stored();
+        *self.version.lock() = Some(stored.as_ref().map_or(version, StoredDocument::version));
+        match stored {
             Some(stored) => stored.decode().map_err(unfit(self.key())),
             None => Ok(document),
         }
@@ -74,7 +82,10 @@ impl LockGuard {
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<()> {
         self.parts.collections.is_of::<T>(self.key())?;
-        self.parts.saves.create(&self.held, document, self.parts.calls.until()).await.map(drop)
+        let until = self.parts.verbs.until();
+        let created = self.parts.saves.create(&self.held, document, until).await?;
+        *self.version.lock() = Some(created.version());
+        Ok(())
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
@@ -86,7 +97,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         // The drop of the guard releases the lock.
-        self.parts.saves.delete(&self.held, self.parts.calls.until()).await
+        self.parts.saves.delete(&self.held, self.parts.verbs.until()).await
     }
 
     /// The lock, for guarded writes of your own:
@@ -95,6 +106,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.parts.saves.held(self.held.clone())
+        self.parts.saves.held(self.held.clone(), Arc::default())
     }
 }

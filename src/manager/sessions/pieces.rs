@@ -96,7 +96,7 @@ impl Sessions {
             let active = active.to_vec();
             let renewal =
                 async move { sessions.renew_in(&collection, active, ttl, until, told).await };
-            drop(self.calls.runner.spawn(&TaskTracker::new(), renewal));
+            drop(self.verbs.runner.spawn(&TaskTracker::new(), renewal));
         }
         pieces
     }
@@ -137,11 +137,11 @@ impl Sessions {
     ) -> (Piece, Vec<Active>) {
         let turn = timeout_at(until.into(), pace.calls.acquire()).await;
         let asked = clock::now();
-        let until = until.min(asked + self.calls.deadline);
+        let until = until.min(asked + self.verbs.deadline);
         let args = (collection.to_owned(), active.clone(), ttl);
         let renewed = match turn {
             Ok(_turn) => {
-                self.calls
+                self.verbs
                     .run("renew", until, args, |store, (collection, active, ttl), until| {
                         store.renew(collection, active, *ttl, until)
                     })

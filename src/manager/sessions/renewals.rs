@@ -94,7 +94,7 @@ impl Sessions {
         due.sessions.push(DueSession { aid, named, done });
         if !mem::replace(&mut due.has_task, true) {
             let sessions = Arc::clone(self);
-            self.calls.runner.spawn(&TaskTracker::new(), sessions.renew_in_rounds());
+            self.verbs.runner.spawn(&TaskTracker::new(), sessions.renew_in_rounds());
         }
         renewed
     }
@@ -116,7 +116,7 @@ impl Sessions {
             }
             // The next round does not wait for a session with a stuck lock in this one.
             let round = Arc::clone(&self).renew_sessions(due);
-            drop(self.calls.runner.spawn(&TaskTracker::new(), round));
+            drop(self.verbs.runner.spawn(&TaskTracker::new(), round));
         }
     }
 
@@ -152,7 +152,7 @@ impl Sessions {
                 })
             };
             let done: Vec<_> = aids.into_iter().filter(is_done).collect();
-            if let Err(e) = self.look_for_losses(&done, self.calls.until()).await {
+            if let Err(e) = self.look_for_losses(&done, self.verbs.until()).await {
                 log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
             }
             for aid in done {

@@ -23,12 +23,12 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, Mode},
     manager::{
-        calls::{self, Calls},
         claim::{Acquired, Wait, Wanted},
         collections::Collections,
         freezes::Freezes,
         limits::Limits,
         pauses::jittered,
+        verbs::{self, Verbs},
         wait::machine::{Circle, Leaving, Machine, Step},
     },
     store::Acquisition,
@@ -80,7 +80,7 @@ pub(in crate::manager) struct Queues {
     /// Ends all waits.
     pub(in crate::manager) stop: CancellationToken,
     pub(super) places: Places,
-    pub(super) calls: Arc<Calls>,
+    pub(super) verbs: Arc<Verbs>,
     collections: Arc<Collections>,
     freezes: Arc<Freezes>,
 }
@@ -104,7 +104,7 @@ pub(in crate::manager) struct Heir {
 impl Queues {
     pub(in crate::manager) fn new(
         limits: Limits,
-        calls: Arc<Calls>,
+        verbs: Arc<Verbs>,
         collections: Arc<Collections>,
         freezes: Arc<Freezes>,
         stop: CancellationToken,
@@ -114,13 +114,13 @@ impl Queues {
             asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
             stop,
             places: Places::new(),
-            calls,
+            verbs,
             collections,
             freezes,
         }
     }
 
-    /// Calls the first waiter of every document of the collection.
+    /// Verbs the first waiter of every document of the collection.
     pub(in crate::manager) fn call_all(&self, collection: &str) {
         let mut last = None;
         loop {
@@ -142,8 +142,8 @@ impl Queues {
 
     /// The deadline of an operation that begins now, for a caller that gives up at `give_up`.
     pub(super) fn until(&self, give_up: Option<Instant>) -> Instant {
-        let until = self.calls.until();
-        let latest = give_up.and_then(|at| at.checked_add(self.calls.deadline));
+        let until = self.verbs.until();
+        let latest = give_up.and_then(|at| at.checked_add(self.verbs.deadline));
         latest.map_or(until, |latest| latest.min(until))
     }
 
@@ -335,7 +335,7 @@ impl<M: Needs> Driver<'_, M> {
             }
         });
         let key = &self.wanted.key;
-        match calls::with_permit(permit.ok(), PATIENCE, ask).await {
+        match verbs::with_permit(permit.ok(), PATIENCE, ask).await {
             Ok(None) if self.may_hold && self.wanted.mode == Mode::Exclusive => {
                 // A reader that wants to write while other readers hold the lock does not wait: two such
                 // readers would wait for each other forever.
@@ -421,14 +421,14 @@ impl<M: Needs> Driver<'_, M> {
         let until = self.queues.until(self.give_up);
         let permit = Arc::clone(&self.queues.asking).acquire_owned();
         // The rest of the time is for the attempt.
-        let soon = until.min(clock::now() + self.queues.calls.deadline / 2);
+        let soon = until.min(clock::now() + self.queues.verbs.deadline / 2);
         let permit = timeout_at(soon.into(), permit).await.map_err(|_| {
             let why = "acquire: too many waiters ask, and this one had no turn; try again later";
             StoreError::new(StoreErrorKind::Overloaded, why)
         })?;
         // On the heap, for the same reason as above.
         let ask = Box::pin(self.manager.claim(self.wanted, None, self.scope, until));
-        calls::with_permit(permit.ok(), PATIENCE, ask).await
+        verbs::with_permit(permit.ok(), PATIENCE, ask).await
     }
 
     /// `None` if the caller gives up before that.

@@ -138,9 +138,9 @@ impl Parts {
     /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
     /// connections each attempt would cost other operations their connections.
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>> {
-        let store = Arc::clone(&self.calls.store);
+        let store = Arc::clone(&self.verbs.store);
         let opening = async move { store.watch(collection, Deadline::NONE).await };
-        self.calls.complete("watch", self.calls.until(), &TaskTracker::new(), opening).await
+        self.verbs.complete("watch", self.verbs.until(), &TaskTracker::new(), opening).await
     }
 
     fn is_watched(&self, collection: &'static str, how: Wakeup) {

@@ -124,7 +124,7 @@ impl Parts {
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
             let ends = self
-                .calls
+                .verbs
                 .ask("last_ends", args, |store, aids, until| store.last_ends(aids, until));
             let ends = match ends.await {
                 Ok(ends) => ends,

@@ -1,6 +1,6 @@
 //! The changes of a document between load and save, and the proof that they can be read again.
 
-use std::{slice, sync::Arc};
+use std::{iter, slice, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
@@ -37,11 +37,11 @@ impl Original {
     ///
     /// # Errors
     /// As [`changes_to`](Self::changes_to).
-    pub fn replaced_by<T: Serialize + DeserializeOwned>(
+    pub fn replacement<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,
     ) -> Result<StoredDocument, BoxError> {
-        self.draft(value)?.whole()
+        self.draft(value)?.replacement()
     }
 
     /// The changes that turn this document into `value`.
@@ -185,13 +185,25 @@ impl Changes {
         }
     }
 
+    /// The store has put new members into an order of its own.
+    #[cfg(feature = "_mongo")]
+    pub(in crate::store) fn were_stored_as(&self, document: StoredDocument) {
+        *self.applied.lock() = Some(document);
+    }
+
     /// The document after the save, for the next save.
+    ///
+    /// If the save has also stored changes of other programs, the document is without them: its value does not have
+    /// them, and a page that shows the value does not show them.
     #[must_use]
     pub fn into_original(self) -> Original {
+        let stored = self.stored();
         let Draft { original, after, .. } = self.draft;
         let loaded = match self.result {
             Planned::Nothing => original.loaded,
-            Planned::Merged(result) | Planned::Corrected(result) => result,
+            Planned::Merged(result) | Planned::Corrected(result) => {
+                stored.filter(|stored| stored.is_same(&result)).unwrap_or(result)
+            }
         };
         Original { loaded, before: after, is_in_doubt: false }
     }
@@ -267,24 +279,38 @@ impl Draft {
     ///
     /// # Errors
     /// As [`Original::changes_to`].
-    pub(crate) fn whole(self) -> Result<StoredDocument, BoxError> {
+    pub(crate) fn replacement(self) -> Result<StoredDocument, BoxError> {
         let (loaded, after) = (self.original.loaded.node()?, self.after.node()?);
         refuse_repetition(&after)?;
         let named = Name::from("_id");
         let Some(id) = loaded.member(&named) else { return Ok(self.after) };
         if after.member(&named).is_some() {
             self.gives_back(&after, &after)?;
-            return Ok(self.after);
+            return Ok(self.with_id_first(&after, id));
         }
-        // The store adds the `_id`. A type that reads its id from `_id`, but writes it to another field, would add that
+        // A type that reads its id from `_id`, but writes it to another field, would add that
         // field.
-        let stored = after.with_member(&[named], Some(id.clone()));
+        let stored = after.with_member(slice::from_ref(&named), Some(id.clone()));
         self.gives_back(&stored, &after)?;
         let read_back = self.as_read(&stored)?;
         let new = after.members().into_iter().flat_map(Members::keys);
         new.filter(|name| loaded.member(name).is_none())
             .try_for_each(|name| self.is_read(&stored, &read_back, slice::from_ref(name)))?;
-        Ok(self.after)
+        Ok(self.with_id_first(&after, id))
+    }
+
+    /// The whole document as MongoDB stores it: its `_id` is the first member.
+    fn with_id_first(self, after: &Node, id: &Node) -> StoredDocument {
+        let named = Name::from("_id");
+        let members = || after.members().into_iter().flatten();
+        if members().next().is_some_and(|(name, _)| *name == named) {
+            return self.after;
+        }
+        let id = after.member(&named).unwrap_or(id).clone();
+        let others = members().filter(|(name, _)| **name != named);
+        let others = others.map(|(name, value)| (name.clone(), value.clone()));
+        let ordered = iter::once((named.clone(), id)).chain(others).collect();
+        StoredDocument::of(&Node::Document(ordered), self.after.format)
     }
 
     /// An error if the type reads another value than `after` from the document. The type may read a value in another

@@ -7,14 +7,14 @@ use crate::{
     lock::Mode,
     store::{
         Acquisition, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
-        memory::{MemoryStore, save, save::stored, state::State},
+        memory::{MemoryStore, save, state::State},
         record::Grant,
     },
 };
 
 impl Documents for MemoryStore {
     async fn load(&self, key: &LockKey, _until: Deadline) -> StoreResult<Option<StoredDocument>> {
-        Ok(self.state.lock().documents.get(key).map(stored))
+        Ok(self.state.lock().documents.get(key).cloned())
     }
 
     async fn exists(&self, key: &LockKey, _until: Deadline) -> StoreResult<bool> {

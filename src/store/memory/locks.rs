@@ -9,7 +9,7 @@ use crate::{
         Ability, Acquisition, Active, Change, Claim, Confirmed, Deadline, HandedOver, Locks,
         Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
         Topology, TryAcquire, Waiters, Watch,
-        memory::{MemoryStore, save::stored},
+        memory::MemoryStore,
         record::{Grant, Moment, Record},
     },
 };
@@ -148,7 +148,7 @@ impl Locks for MemoryStore {
             page: mine.page,
             is_known: mine.again,
             is_leaving: mine.leaving.is_some(),
-            document: document.map(stored),
+            document: document.cloned(),
         }))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -15,40 +15,52 @@ use crate::{
 pub(super) fn write(
     edit: &Edit,
     key: &LockKey,
-    documents: &mut BTreeMap<LockKey, Value>,
+    documents: &mut BTreeMap<LockKey, StoredDocument>,
 ) -> StoreResult<Saved> {
-    let json = |document: &StoredDocument| {
-        document.decode::<Value>().map_err(|e| unwritable(key, "is not JSON").because(e))
+    let fields = |document: &StoredDocument| {
+        let fields = document.decode::<Map<String, Value>>();
+        fields.map_err(|e| unwritable(key, "is no JSON object").because(e))
     };
     let (new, id) = match (edit, documents.get(key)) {
         (Edit::Creation(_), Some(_)) => {
             return Err(unwritable(key, "has the `_id` of another document"));
         }
         (Edit::Creation(document), None) => {
-            let document = json(document)?;
-            if !document.get("_id").is_some_and(|id| is_id(id, key.id())) {
+            if !fields(document)?.get("_id").is_some_and(|id| is_id(id, key.id())) {
                 return Err(unwritable(key, "has another `_id` than the locked one"));
             }
-            (document, None)
+            (document.clone(), None)
         }
         (_, None) => return Ok(Saved::DocumentGone),
         (Edit::Deletion, Some(_)) => {
             documents.remove(key);
             return Ok(Saved::Saved);
         }
-        (Edit::Changes(changes), Some(now)) => match changes.apply(&stored(now)) {
-            Ok(changed) => (json(&changed)?, now.get("_id")),
+        (Edit::Changes(changes), Some(now)) => match changes.apply(now) {
+            Ok(changed) => (changed, fields(now)?.remove("_id")),
             Err(field) => return Ok(Saved::ChangedMeanwhile(field)),
         },
-        (Edit::Replacement(document), Some(now)) => (json(document)?, now.get("_id")),
+        (Edit::Replacement(document), Some(now)) => (document.clone(), fields(now)?.remove("_id")),
     };
-    let mut new = new;
     // As in MongoDB: the id cannot change, and may be omitted.
-    if let (Some(id), Some(fields)) = (id, new.as_object_mut())
-        && *fields.entry("_id").or_insert_with(|| id.clone()) != *id
-    {
-        return Err(unwritable(key, "has changed its `_id`; a document keeps its `_id`"));
-    }
+    let new = match id {
+        None => new,
+        Some(id) => {
+            let mut all = fields(&new)?;
+            match all.get("_id") {
+                Some(new_id) if *new_id == id => new,
+                Some(_) => {
+                    let why = "has changed its `_id`; a document keeps its `_id`";
+                    return Err(unwritable(key, why));
+                }
+                None => {
+                    all.insert("_id".to_owned(), id);
+                    let encoded = StoredDocument::encode(Format::Json, &all);
+                    encoded.map_err(|e| unwritable(key, "is no JSON").because(e))?
+                }
+            }
+        }
+    };
     documents.insert(key.clone(), new);
     Ok(Saved::Saved)
 }
@@ -66,8 +78,4 @@ fn is_id(json: &Value, id: &LockId) -> bool {
 
 fn unwritable(key: &LockKey, why: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Rejected, format!("the document to be saved as {key} {why}"))
-}
-
-pub(super) fn stored(document: &Value) -> StoredDocument {
-    StoredDocument::from_bytes(Format::Json, document.to_string().into_bytes())
 }

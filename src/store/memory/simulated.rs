@@ -3,12 +3,11 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use serde_json::Value;
-
 use crate::{
     key::LockKey,
     lock::{Aid, LockToken, Mode},
     store::{
+        StoredDocument,
         memory::{MemoryStore, changes::Changes, ends::Ends, state::State},
         record::Record,
     },
@@ -119,7 +118,7 @@ impl State {
     fn fork_with(
         &self,
         locks: BTreeMap<LockKey, Record>,
-        documents: BTreeMap<LockKey, Value>,
+        documents: BTreeMap<LockKey, StoredDocument>,
         ends: Ends,
     ) -> MemoryStore {
         let (started, turned_on, rules) = (self.started, self.turned_on, self.rules.clone());

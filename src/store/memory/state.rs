@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     lock::{Aid, Holder, Lock},
     server::ServerNote,
     store::{
-        Change, DEFAULT_TTL, Rules,
+        Change, DEFAULT_TTL, Rules, StoredDocument,
         memory::{changes::Changes, ends::Ends, takeovers::Takeovers},
         record::{Grant, Moment, Record},
     },
@@ -38,7 +37,7 @@ pub(super) struct State {
     /// Expired grants that another session has taken over. The sweep reports their sessions.
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
-    pub(super) documents: BTreeMap<LockKey, Value>,
+    pub(super) documents: BTreeMap<LockKey, StoredDocument>,
     /// The freezes, with their ends on the store's clock, and with the servers that obey them.
     pub(super) freezes: Vec<(Freeze, Duration, BTreeSet<Uuid>)>,
     pub(super) takeovers: Takeovers,

@@ -15,6 +15,8 @@ pub(super) enum Difference {
     Nothing,
     /// An update by `$set` and `$unset`.
     Fields(Document),
+    /// The same, and the server chooses the order of several new members.
+    Unordered(Document),
     /// The whole document: a field cannot be named in an update, or its value is no value of the driver's.
     Whole(RawDocumentBuf),
 }
@@ -44,13 +46,16 @@ pub(super) fn between(
     let Some(set) = codec::exact(&set) else { return Ok(Difference::Whole(codec::raw(after)?)) };
     let both = [("$set", set), ("$unset", fields.unset)].into_iter();
     let update = both.filter(|(_, fields)| !fields.is_empty());
-    Ok(Difference::Fields(update.map(|(operator, it)| (operator.to_owned(), it.into())).collect()))
+    let update = update.map(|(operator, it)| (operator.to_owned(), it.into())).collect();
+    let is_unordered = fields.has_several_new;
+    Ok(if is_unordered { Difference::Unordered(update) } else { Difference::Fields(update) })
 }
 
 /// Changed fields, by their dotted paths.
 #[derive(Default)]
 struct Fields {
     in_order: bool,
+    has_several_new: bool,
     set: Members,
     unset: Document,
 }
@@ -81,9 +86,10 @@ impl Fields {
     }
 
     /// True if the server puts the members into this order: new ones last, and several new ones in an order of its own.
-    fn keeps_order(&self, before: &Members, after: &Members) -> bool {
+    fn keeps_order(&mut self, before: &Members, after: &Members) -> bool {
         let old = before.keys().filter(|name| after.contains_key(*name));
         let new = after.keys().filter(|name| !before.contains_key(*name)).count();
+        self.has_several_new |= new > 1 && !self.in_order;
         old.eq(after.keys().take(after.len() - new)) && (new < 2 || !self.in_order)
     }
 }
@@ -152,7 +158,7 @@ mod tests {
         let sent = doc! { "$set": { "a": after.clone() } };
         assert_eq!(update(&before, &of(after.clone()), true), Difference::Fields(sent));
         let sent = doc! { "$set": { "a.n": 1, "a.m": 1 } };
-        assert_eq!(update(&before, &of(after), false), Difference::Fields(sent));
+        assert_eq!(update(&before, &of(after), false), Difference::Unordered(sent));
         let turned = doc! { "_id": 1, "b": 1, "a": { "x": 1, "y": 1 } };
         assert_eq!(update(&before, &turned, true), whole(&turned));
     }

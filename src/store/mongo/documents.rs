@@ -233,11 +233,9 @@ impl Save<'_> {
         let exact = [self.held.key.id()];
         let count = match self.edit {
             Edit::Changes(changes) => {
-                let now = documents.find_one(filter.clone()).max_time(self.call.until.read_limit());
-                let now = now.exactly(exact);
-                let now = now.session(&mut *session).await?;
-                let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
-                let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
+                let Some(now) = self.read(session).await? else {
+                    return Ok(Some(Saved::DocumentGone));
+                };
                 if self.call.admission.has_lost_server(self.held.key.id())
                     && codec::exact(&now).is_none()
                 {
@@ -251,19 +249,23 @@ impl Save<'_> {
                     let now = codec::exact(&now).ok_or_else(odd_on_a_standalone_server)?;
                     filter.insert("$expr", doc! { "$eq": ["$$ROOT", { "$literal": now }] });
                 }
+                let is_unordered = matches!(difference, Difference::Unordered(_));
                 let updated = match difference {
                     Difference::Nothing => return Ok(Some(Saved::Saved)),
-                    Difference::Fields(update) => {
+                    Difference::Fields(update) | Difference::Unordered(update) => {
                         let updated = documents.update_one(filter, update).exactly(exact);
-                        updated.session(session).await?
+                        updated.session(&mut *session).await?
                     }
                     Difference::Whole(after) => {
                         let replaced = documents.replace_one(filter, after).exactly(exact);
-                        replaced.session(session).await?
+                        replaced.session(&mut *session).await?
                     }
                 };
                 if if_unchanged && updated.matched_count == 0 {
                     return Ok(None);
+                }
+                if is_unordered && let Some(stored) = self.read(session).await? {
+                    changes.were_stored_as(stored);
                 }
                 updated.matched_count
             }
@@ -276,12 +278,18 @@ impl Save<'_> {
                 deleted.session(session).await?.deleted_count
             }
             Edit::Replacement(document) => {
-                let replaced = documents.replace_one(filter, raw(document)?);
-                let replaced = replaced.exactly(exact);
+                let replaced = documents.replace_one(filter, raw(document)?).exactly(exact);
                 replaced.session(session).await?.matched_count
             }
         };
         Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
+    }
+
+    async fn read(&self, session: &mut ClientSession) -> Result<Option<StoredDocument>> {
+        let id = self.held.key.id();
+        let found = self.call.documents.find_one(by_id(id)).exactly([id]);
+        let found = found.max_time(self.call.until.read_limit()).session(session).await?;
+        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
-use crate::store::Acquisition;
+use crate::{store::Acquisition, version::Version};
 
 /// A lock that a session or job holds, for guarded writes of the application's own: from
 /// [`HeldDoc::held`](crate::web::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
@@ -21,6 +22,8 @@ pub struct HeldLock {
     /// The shutdown waits for these tasks.
     pub(crate) tasks: TaskTracker,
     pub(crate) forget: Forget,
+    /// The version that a guarded update has stored.
+    pub(crate) version: Arc<Mutex<Option<Version>>>,
 }
 
 /// Makes the manager forget the state of the lock, because a guarded write may be under way.
@@ -34,6 +37,13 @@ impl fmt::Debug for Forget {
 }
 
 impl HeldLock {
+    /// The version of the document after the last [update](crate::MongoStore::update) under this lock. `None` if there was
+    /// none.
+    #[must_use]
+    pub fn version(&self) -> Option<Version> {
+        *self.version.lock()
+    }
+
     pub(crate) fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,

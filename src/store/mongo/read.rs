@@ -160,7 +160,7 @@ impl Call<'_> {
     ) -> Result<Vec<Fetched>> {
         let limit = i64::try_from(limit).unwrap_or(0);
         let (asked, is_text) = (Instant::now(), has_text_ids(&filter));
-        let mut found = from.find(filter).projection(whole()).limit(limit);
+        let mut found = from.find(filter).projection(all_fields()).limit(limit);
         if is_text {
             found = found.collation(simple());
         }
@@ -236,7 +236,7 @@ impl Call<'_> {
                 doc! { "_id": { "$in": ids.iter().map(|id| Bson::from(*id)).collect::<Vec<_>>() } }
             }
         };
-        let found = self.primary.find(filter).projection(whole()).limit(ids.len() as i64);
+        let found = self.primary.find(filter).projection(all_fields()).limit(ids.len() as i64);
         let found = found.exactly(ids.iter().copied()).max_time(LONGEST_WAIT);
         let asked = Instant::now();
         let mut records = HashMap::new();
@@ -282,7 +282,7 @@ impl Fetched {
 }
 
 /// A whole record, and the server's time.
-pub(super) fn whole() -> Document {
+pub(super) fn all_fields() -> Document {
     doc! { "_id": 0, RECORD: "$$ROOT", "now": "$$NOW" }
 }
 

@@ -88,7 +88,7 @@ pub(super) fn decode(stored: &Document, rules: &Rules, moment: Moment) -> Record
     };
     Record {
         grants: fields_of(stored).map(|it| grant(it, mode, rules)).collect(),
-        fence: stored.get("fence").and_then(whole).unwrap_or(0),
+        fence: stored.get("fence").and_then(whole_number).unwrap_or(0),
         queue: documents(stored, "queue").filter_map(|it| queued(it, moment)).collect(),
         ..Record::default()
     }
@@ -126,7 +126,7 @@ fn grant(stored: &Document, mode: Mode, rules: &Rules) -> Grant {
         holder: holder_in(stored, "holder"),
         tab: stored.get_str("tab").ok().and_then(|tab| tab.parse().ok()),
         page: stored.get_str("page").ok().and_then(|page| page.parse().ok()),
-        fence: stored.get("fence").and_then(whole).map(Into::into),
+        fence: stored.get("fence").and_then(whole_number).map(Into::into),
         until: date("until").map(since_1970),
         leaving: (stored.get_document("leaving").ok())
             .map(|it| it.get_datetime("until").ok().map(|it| since_1970(*it))),
@@ -136,7 +136,7 @@ fn grant(stored: &Document, mode: Mode, rules: &Rules) -> Grant {
 }
 
 /// A fencing token; `None` for a number that cannot be one.
-fn whole(value: &Bson) -> Option<u64> {
+fn whole_number(value: &Bson) -> Option<u64> {
     let whole = match value {
         Bson::Int64(n) => *n,
         other => number(other)? as i64,

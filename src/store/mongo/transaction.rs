@@ -27,6 +27,7 @@ use crate::{
             ids::{Exactly, by_id},
         },
     },
+    version::Version,
 };
 
 /// How long a server that answers may take, once a transaction is late.
@@ -259,7 +260,7 @@ impl MongoStore {
         }
         let until = Instant::now() + guarding(held_alone)?.deadline;
         let call = self.call_for(held)?.with(Deadline::at(until));
-        let mut unfit = None;
+        let (mut unfit, mut version) = (None, None);
         let mut change = async |session: &mut ClientSession| {
             let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
@@ -273,6 +274,7 @@ impl MongoStore {
                 }
                 changed => changed?,
             };
+            version = changed.as_ref().map(|document| Version::of(document.as_bytes()));
             let fits = changed.map(|document| decode::<T>(document.as_bytes())).transpose();
             fits.map_err(|source| {
                 unfit = Some(source);
@@ -303,6 +305,7 @@ impl MongoStore {
         };
         if updated.is_ok() {
             doubt.0 = &[];
+            *held.version.lock() = version;
         }
         if let Some(source) = unfit {
             return Err(LockError::Document { key: key.clone(), source });

@@ -1,14 +1,18 @@
-//! What clients and this server say in the headers of requests and answers.
+//! What a client says in the headers and the address of a request, and this server in the headers of the answer.
 
-use std::{str::FromStr, time::Duration};
+use std::{iter, str::FromStr, time::Duration};
 
-use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::{
+    http::header::{ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH},
+    web::Query,
+};
 use uuid::Uuid;
 
 use crate::{
     error::{LockError, Result},
     lock::{LockToken, PageId, TabId},
     store::NamedBy,
+    version::Version,
 };
 
 /// Announces a granted lock in an answer, and identifies the same acquisition in a request.
@@ -33,7 +37,8 @@ const PERSON: HeaderName = HeaderName::from_static("doclock-person");
 /// the standard; older browsers and crawlers send one of the others.
 const PURPOSES: [&str; 4] = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
 
-/// What the headers of a request say. Malformed values are ignored, except tokens.
+/// What a request says by its headers or, because an HTML form sends none, by `lock_token`, `tab` and `version` in its
+/// address. Malformed values are ignored, except tokens and versions.
 pub(in crate::web) struct Headers {
     /// True if the page has sent this request automatically, and its person has been away for long.
     pub(super) is_idle: bool,
@@ -44,21 +49,55 @@ pub(in crate::web) struct Headers {
     pub(super) opened_for: Option<Uuid>,
     /// True if the page is preloaded: nobody has asked for it yet.
     pub(super) is_speculative: bool,
-    /// `None` if the header is malformed.
+    /// `None` if one of them is malformed.
     tokens: Option<Vec<LockToken>>,
+    /// The versions of which a document must have one, if there is such a condition; or else the condition is malformed.
+    versions: Result<Option<Vec<Version>>, ()>,
+    /// What the request says twice, and differently.
+    said_twice: Option<&'static str>,
 }
 
 impl Headers {
     /// A person who has been away for `idle_after` is idle.
-    pub(super) fn of(headers: &HeaderMap, idle_after: Option<Duration>) -> Self {
+    pub(super) fn of(headers: &HeaderMap, query: &str, idle_after: Option<Duration>) -> Self {
         let idle = value(headers, IDLE_MS).map(Duration::from_millis);
+        let query = Query::<Vec<(String, String)>>::from_query(query);
+        let query = query.map(Query::into_inner).unwrap_or_default();
+        let in_address = |name: &'static str| {
+            query.iter().filter(move |(it, _)| it == name).map(|(_, value)| &**value)
+        };
+        let mut said_twice = None;
+        let tabs = in_address("tab").filter_map(|it| it.trim().parse().ok());
+        let tokens = in_address("lock_token").map(|it| tokens_in(iter::once(it)));
+        let versions = in_address("version").map(|it| Ok(Some(vec![it.parse().map_err(drop)?])));
+        let tab = once("tab", value(headers, TAB).into_iter().chain(tabs), &mut said_twice);
+        let tokens = tokens_of(headers).into_iter().chain(tokens);
+        let tokens = once("lock_token", tokens, &mut said_twice);
+        let versions = versions_of(headers).into_iter().chain(versions);
+        let versions = once("version", versions, &mut said_twice);
         Self {
             is_idle: idle.zip(idle_after).is_some_and(|(idle, limit)| idle >= limit),
-            tab: value(headers, TAB),
+            tab,
             page: value(headers, PAGE),
             opened_for: value(headers, PERSON),
             is_speculative: is_loaded_in_advance(headers),
-            tokens: tokens(headers),
+            tokens: tokens.unwrap_or_else(|| Some(Vec::new())),
+            versions: versions.unwrap_or(Ok(None)),
+            said_twice,
+        }
+    }
+
+    /// # Errors
+    /// If the request contradicts itself.
+    pub(super) fn check(&self) -> Result<()> {
+        self.said_twice.map_or(Ok(()), |name| Err(LockError::SaidTwice { name }))
+    }
+
+    /// The versions of which a document must have one, if there is such a condition.
+    pub(super) fn versions(&self) -> Result<Option<&[Version]>> {
+        match &self.versions {
+            Ok(versions) => Ok(versions.as_deref()),
+            Err(()) => Err(LockError::MalformedVersion),
         }
     }
 
@@ -76,10 +115,22 @@ impl Headers {
     }
 }
 
-/// Says in an answer which lock its request holds, if there is only one, and whose request it was.
-pub(super) fn announce(headers: &mut HeaderMap, held: &[LockToken], person: Option<Uuid>) {
+/// Says in an answer which lock its request holds, if there is only one, whose request it was, and which version of a
+/// document it has loaded or saved, unless the handler says so itself.
+pub(super) fn announce(
+    headers: &mut HeaderMap,
+    held: &[LockToken],
+    person: Option<Uuid>,
+    version: Option<Version>,
+) {
     let token = if let [token] = held { Some(format!("<urn:uuid:{token}>")) } else { None };
-    for (name, value) in [(LOCK_TOKEN, token), (PERSON, person.map(|it| it.to_string()))] {
+    let version = version.filter(|_| !headers.contains_key(ETAG));
+    let said = [
+        (LOCK_TOKEN, token),
+        (PERSON, person.map(|it| it.to_string())),
+        (ETAG, version.map(|it| format!("\"{it}\""))),
+    ];
+    for (name, value) in said {
         if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
             headers.insert(name, value);
         }
@@ -96,13 +147,57 @@ fn is_loaded_in_advance(headers: &HeaderMap) -> bool {
     purposes.any(|it| ["prefetch", "prerender", "preview"].iter().any(|name| it.contains(name)))
 }
 
+/// What is said once, or again in the same way.
+fn once<T: PartialEq>(
+    name: &'static str,
+    mut said: impl Iterator<Item = T>,
+    said_twice: &mut Option<&'static str>,
+) -> Option<T> {
+    let first = said.next()?;
+    if said.any(|it| it != first) {
+        *said_twice = Some(name);
+    }
+    Some(first)
+}
+
+/// `None` if there is no such header.
+fn tokens_of(headers: &HeaderMap) -> Option<Option<Vec<LockToken>>> {
+    let mut all = headers.get_all(LOCK_TOKEN).map(|it| it.to_str()).peekable();
+    all.peek()?;
+    let all: Result<Vec<_>, _> = all.collect();
+    Some(all.ok().and_then(|all| tokens_in(all.into_iter())))
+}
+
 /// One token, or several separated by commas.
-fn tokens(headers: &HeaderMap) -> Option<Vec<LockToken>> {
-    let mut tokens = Vec::new();
-    for value in headers.get_all(LOCK_TOKEN) {
-        for token in value.to_str().ok()?.split(',') {
-            tokens.push(token.trim().parse().ok()?);
+fn tokens_in<'a>(all: impl Iterator<Item = &'a str>) -> Option<Vec<LockToken>> {
+    let tokens = all.flat_map(|text| text.split(',')).map(|token| token.trim().parse().ok());
+    tokens.collect::<Option<Vec<_>>>().filter(|tokens| tokens.len() <= MOST_TOKENS)
+}
+
+/// The versions among the entity tags of `If-Match`. A weak tag, and a tag that is not of this crate, names none. `None`
+/// if there is no such header.
+fn versions_of(headers: &HeaderMap) -> Option<Result<Option<Vec<Version>>, ()>> {
+    let mut all = headers.get_all(IF_MATCH).map(|it| it.to_str()).peekable();
+    all.peek()?;
+    let mut versions = Vec::new();
+    for text in all {
+        let Ok(text) = text.map(str::trim) else { return Some(Err(())) };
+        if text == "*" {
+            return Some(Ok(None));
+        }
+        let mut rest = Some(text);
+        while let Some(text) = rest {
+            let tag = text.strip_prefix("W/").unwrap_or(text);
+            let Some((tag, more)) = tag.strip_prefix('"').and_then(|it| it.split_once('"')) else {
+                return Some(Err(()));
+            };
+            versions.extend(tag.parse::<Version>().ok().filter(|_| !text.starts_with('W')));
+            let more = more.trim_start();
+            rest = more.strip_prefix(',').map(str::trim_start);
+            if rest.is_none() && !more.is_empty() {
+                return Some(Err(()));
+            }
         }
     }
-    (tokens.len() <= MOST_TOKENS).then_some(tokens)
+    Some(Ok(Some(versions)))
 }

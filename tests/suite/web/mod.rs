@@ -30,6 +30,7 @@ mod tabs;
 mod take_over;
 mod titles;
 mod two_tenants;
+mod versions;
 mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};

@@ -119,9 +119,9 @@ cases! {
         assert_eq!(renewed(&[named(&[tab])]).await, ["no tab", "one", "shared"]);
         assert_eq!(renewed(&[named(&[token])]).await, ["no tab", "token", "shared"]);
         assert_eq!(renewed(&[named(&[tab, token])]).await, ["no tab", "one", "token", "shared"]);
-        let both = [named(&[tab]), Active::whole(bob)];
+        let both = [named(&[tab]), Active::all_of(bob)];
         assert_eq!(renewed(&both).await, ["no tab", "one", "shared", "of bob"]);
-        let whole = [Active::whole(alice)];
+        let whole = [Active::all_of(alice)];
         assert_eq!(renewed(&whole).await, ["no tab", "one", "two", "token", "shared"]);
     }
 
@@ -138,7 +138,7 @@ cases! {
                 let claim = Claim { mode, ttl: *ttl, max_hold: *max_hold, ..claim(aid) };
                 store.granted(id, &claim).await;
             }
-            let active: Vec<_> = aids.iter().map(Active::whole).collect();
+            let active: Vec<_> = aids.iter().map(Active::all_of).collect();
             let renewed = store.renew(COLLECTION, &active, TTL / 2, NONE).await.unwrap();
             assert_eq!(renewed, Renewed { documents: 3, late: Vec::new() });
             for (id, _, _, at_most) in claims {

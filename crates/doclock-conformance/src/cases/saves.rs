@@ -17,6 +17,12 @@ struct Tagged {
     tags: Vec<String>,
 }
 
+/// Reads a page without its id.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Text {
+    text: String,
+}
+
 cases! {
     tests saves($);
     needs [Documents];
@@ -89,6 +95,52 @@ cases! {
         let stored = store.load(&key("a"), NONE).await.unwrap().unwrap();
         let expected = fields([("_id", "a"), ("text", "changed"), ("more", "foreign")]);
         assert_eq!(stored.decode::<BTreeMap<String, String>>().unwrap(), expected);
+    }
+
+    async fn a_save_knows_the_version_that_a_load_returns(store, alice) {
+        let version = async || store.load(&key("a"), NONE).await.unwrap().unwrap().version();
+        store.put("a", "loaded").await;
+        let mine = store.granted("a", alice).await;
+        let loaded = store.load(&key("a"), NONE).await.unwrap().unwrap();
+        assert_eq!((loaded.version(), version().await), (version().await, version().await));
+        let before = fields([("_id", "a"), ("text", "loaded")]);
+        let original = Original::new(loaded, &before).unwrap();
+        assert_eq!(original.version(), version().await);
+
+        // Several new fields, whose order the store may choose.
+        let after = fields([("10", ""), ("9", ""), ("_id", "a"), ("b", ""), ("more", ""), ("text", "changed")]);
+        let changes = original.changes_to(&after).unwrap();
+        assert_eq!(store.edits(&mine, changes.clone().into()).await.unwrap(), Saved::Saved);
+        let original = changes.into_original();
+        assert_eq!(original.version(), version().await);
+        let nothing = original.changes_to(&after).unwrap();
+        assert_eq!(store.edits(&mine, nothing.clone().into()).await.unwrap(), Saved::Saved);
+        assert_eq!(nothing.into_original().version(), version().await);
+
+        // Whole documents: one has its `_id` in another place, and the other has none.
+        let moved = fields([("A", ""), ("_id", "a"), ("text", "whole")]);
+        let moved = original.replacement(&moved).unwrap();
+        let without = original.replacement(&Text { text: "again".to_owned() }).unwrap();
+        for whole in [moved, without] {
+            assert_eq!(store.edits(&mine, whole.clone().into()).await.unwrap(), Saved::Saved);
+            assert_eq!(whole.version(), version().await);
+        }
+    }
+
+    async fn a_save_with_changes_of_another_program_has_no_stored_version(store, alice) {
+        store.put("a", "loaded").await;
+        let mine = store.granted("a", alice).await;
+        let loaded = store.load(&key("a"), NONE).await.unwrap().unwrap();
+        let page = |text: &str| Page { id: "a".to_owned(), text: text.to_owned() };
+        let original = Original::new(loaded, &page("loaded")).unwrap();
+        let now = fields([("_id", "a"), ("text", "loaded"), ("more", "foreign")]);
+        let now = StoredDocument::encode(store.format(), &now).unwrap();
+        assert_eq!(store.edits(&mine, now.into()).await.unwrap(), Saved::Saved);
+        let changes = original.changes_to(&page("changed")).unwrap();
+        assert_eq!(store.edits(&mine, changes.clone().into()).await.unwrap(), Saved::Saved);
+        let stored = store.load(&key("a"), NONE).await.unwrap().unwrap();
+        // The page does not show what the other program has written.
+        assert_ne!(changes.into_original().version(), stored.version());
     }
 
     async fn a_change_of_an_array_that_another_program_has_changed_writes_nothing(store, alice) {

@@ -22,8 +22,8 @@ use crate::{
     error::Result,
     key::LockKey,
     manager::{
-        calls,
         claim::Acquired,
+        verbs,
         wait::{
             driver::{Driver, Needs, Queues},
             machine::Turn,
@@ -142,7 +142,7 @@ impl Queues {
             return;
         }
         let queues = Arc::clone(self);
-        self.calls.runner.spawn(&TaskTracker::new(), async move {
+        self.verbs.runner.spawn(&TaskTracker::new(), async move {
             let alone = Arc::clone(&commands.order).write_owned().await;
             // Perhaps another command has done this already.
             if commands.is_stale.load(Relaxed)
@@ -166,10 +166,10 @@ impl Queues {
         let (queues, commands) = (Arc::clone(self), Arc::clone(commands));
         let set = async move {
             commands.is_stale.store(false, Relaxed);
-            let (key, store) = (&commands.key, &queues.calls.store);
+            let (key, store) = (&commands.key, &queues.verbs.store);
             let (place, up_to) = queues.machine.lock().place_to_set(key);
             let waiters = queues.places.waiters(place);
-            let drawn = calls::retry(until, calls::FOREGROUND, |until| {
+            let drawn = verbs::retry(until, verbs::FOREGROUND, |until| {
                 store.set_place(key, &waiters, until)
             })
             .await?;
@@ -179,8 +179,8 @@ impl Queues {
             Ok(())
         };
         // A command that comes late is corrected by the next one.
-        let set = calls::with_permit(Some(alone), self.calls.deadline, set);
-        self.calls.complete("set_place", until, &TaskTracker::new(), set).await
+        let set = verbs::with_permit(Some(alone), self.verbs.deadline, set);
+        self.verbs.complete("set_place", until, &TaskTracker::new(), set).await
     }
 }
 

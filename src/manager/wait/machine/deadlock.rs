@@ -82,7 +82,7 @@ impl<H> Machine<H> {
     /// Refuses the waiters of this document that wait for themselves because of the obstacle.
     pub(super) fn refuse_behind(&mut self, key: &LockKey, obstacle: Obstacle<'_>) {
         let mut search = Search::new(self, key, |number| self.is_behind(number, obstacle));
-        search.reach(0, obstacle.owner, obstacle.is_seen.then_some((key, obstacle.owner)));
+        search.visit(0, obstacle.owner, obstacle.is_seen.then_some((key, obstacle.owner)));
         let found = search.run(usize::MAX);
         // A reader that waits because of a writer waits no longer once that writer is refused.
         self.refuse(found, |it, number| it.is_behind(number, obstacle));
@@ -214,11 +214,11 @@ impl<'a, H, G: Fn(u64) -> bool> Search<'a, H, G> {
         }
         let holder = machine.queues.get(key).and_then(|queue| queue.holder.as_ref());
         if let Some(lock) = holder.filter(|lock| excludes(lock.mode, mode)) {
-            self.reach(from, &lock.aid, Some((key, &lock.aid)));
+            self.visit(from, &lock.aid, Some((key, &lock.aid)));
         }
         let guards = machine.guards.get(key).into_iter().flatten();
         for guard in guards.filter(|guard| excludes(guard.mode, mode)).take(self.budget()) {
-            self.reach(from, &guard.owner, None);
+            self.visit(from, &guard.owner, None);
         }
     }
 
@@ -238,7 +238,7 @@ impl<'a, H, G: Fn(u64) -> bool> Search<'a, H, G> {
             let Some(ahead) = self.machine.waiters.get(number) else { continue };
             // An owner that waits twice for a document does not block itself before it holds the document.
             if ahead.circle.is_none() && ahead.owner != waiter.owner {
-                self.reach(from, &ahead.owner, None);
+                self.visit(from, &ahead.owner, None);
             }
             if is_reader && self.machine.waits(*number) {
                 return;
@@ -246,7 +246,7 @@ impl<'a, H, G: Fn(u64) -> bool> Search<'a, H, G> {
         }
     }
 
-    fn reach(&mut self, by: usize, owner: &'a Aid, seen: Option<(&'a LockKey, &'a Aid)>) {
+    fn visit(&mut self, by: usize, owner: &'a Aid, seen: Option<(&'a LockKey, &'a Aid)>) {
         self.found.visited += 1;
         let Some(it) = self.machine.owners.get(owner) else { return };
         if !self.known.insert(owner) {

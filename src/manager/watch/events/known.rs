@@ -52,7 +52,7 @@ impl Known {
         keys: BTreeSet<LockKey>,
     ) -> Result<()> {
         let asked = keys.iter().cloned().collect();
-        let listed = parts.reads.locks_on(self.collection, asked, parts.calls.until()).await?;
+        let listed = parts.reads.locks_on(self.collection, asked, parts.verbs.until()).await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
@@ -69,7 +69,7 @@ impl Known {
 
     pub(in crate::manager) async fn look_at_all(&mut self, parts: &Parts) -> Result<Looked> {
         let args = (self.collection, MOST);
-        let listed = parts.calls.ask("list", args, |store, (collection, most), until| {
+        let listed = parts.verbs.ask("list", args, |store, (collection, most), until| {
             store.locks(collection, Query::All, *most, until)
         });
         let mut now = by_document(listed.await?);
@@ -140,7 +140,7 @@ async fn why_gone(parts: &Parts, lock: Lock, seen: Instant) -> LockEvent {
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.
-    match parts.sessions.last_end(&lock.aid, parts.calls.until()).await {
+    match parts.sessions.last_end(&lock.aid, parts.verbs.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)

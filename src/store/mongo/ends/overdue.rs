@@ -16,7 +16,7 @@ use crate::{
             ends::{Ends, Held, former::traces},
             error::Result,
             grant::{is_live, nothing_held},
-            read::{Fetched, whole},
+            read::{Fetched, all_fields},
             send::rows,
             stored::lease,
         },
@@ -245,7 +245,7 @@ fn a_token() -> Document {
 }
 
 fn records(overdue: Document, by: &str, collection: &str, limit: i64) -> Vec<Document> {
-    let mut fields = whole();
+    let mut fields = all_fields();
     fields.insert("records", doc! { "$literal": collection });
     vec![
         doc! { "$match": overdue },

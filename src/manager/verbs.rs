@@ -1,4 +1,4 @@
-//! Calls of the verbs of the store: each runs to its end in a task of its own, and is repeated while its outcome is
+//! Verbs of the verbs of the store: each runs to its end in a task of its own, and is repeated while its outcome is
 //! unknown. No caller waits longer than its deadline.
 
 use std::{
@@ -45,7 +45,7 @@ const ACCEPT_NEW_WORK: &[&str] = &["confirm", "exists", "inspect", "load", "lock
 
 /// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome
 /// is unknown and its caller waits.
-pub(crate) struct Calls {
+pub(crate) struct Verbs {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) runner: Runner,
     /// How long a caller waits, unless it says otherwise.
@@ -55,7 +55,7 @@ pub(crate) struct Calls {
     operations: Arc<Semaphore>,
 }
 
-impl Calls {
+impl Verbs {
     pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
         let [claims, operations] = [CLAIMS, OPERATIONS].map(|it| Arc::new(Semaphore::new(it)));
         Self { store, runner, deadline, claims, operations }
@@ -73,7 +73,7 @@ impl Calls {
         clock::now() + self.deadline
     }
 
-    /// Calls a verb, with the usual deadline.
+    /// Verbs a verb, with the usual deadline.
     pub(super) async fn ask<A, T>(
         &self,
         verb: &'static str,
@@ -102,7 +102,7 @@ impl Calls {
         locks.await
     }
 
-    /// Calls a verb.
+    /// Verbs a verb.
     pub(super) async fn run<A, T>(
         &self,
         verb: &'static str,

@@ -1,0 +1,85 @@
+//! The version that a request names, and the one that its answer shows.
+
+use std::{sync::Arc, time::Instant};
+
+use parking_lot::Mutex;
+
+use crate::{
+    error::{LockError, Result},
+    key::LockKey,
+    store::StoredDocument,
+    version::Version,
+    web::request::{Mine, RequestLocks},
+};
+
+/// The documents that a request has loaded or saved.
+#[derive(Default)]
+pub(in crate::web) struct ShownVersions {
+    /// The document whose version was compared with that of the client.
+    compared: Option<LockKey>,
+    shown: Shown,
+}
+
+#[derive(Default)]
+enum Shown {
+    #[default]
+    Nothing,
+    /// The version of this document. `None` while nobody knows what a write of the application has made of it.
+    One(LockKey, Arc<Mutex<Option<Version>>>),
+    Several,
+}
+
+impl ShownVersions {
+    /// The version for the answer, if it is about one document.
+    pub(super) fn shown(&self) -> Option<Version> {
+        if let Shown::One(_, version) = &self.shown { *version.lock() } else { None }
+    }
+}
+
+impl RequestLocks {
+    /// The document under this lock, if it has the version that the request names.
+    ///
+    /// # Errors
+    /// [`LockError::StaleCopy`] if it has another one, [`LockError::MalformedVersion`] if the request means several
+    /// documents.
+    pub(in crate::web) async fn load(&self, mine: &Mine, until: Instant) -> Result<StoredDocument> {
+        let key = &mine.lock.key;
+        let document = match mine.document.take() {
+            Some(document) => document,
+            None => self.manager.parts.reads.load(key, until).await?,
+        };
+        let now = document.version();
+        if let Some(accepted) = self.headers.versions()? {
+            let mut versions = self.versions.borrow_mut();
+            if versions.compared.get_or_insert_with(|| key.clone()) != key {
+                return Err(LockError::MalformedVersion);
+            }
+            if !accepted.contains(&now) {
+                return Err(LockError::StaleCopy { key: key.clone(), version: now });
+            }
+        }
+        self.shows(key, Some(now));
+        Ok(document)
+    }
+
+    /// True if the request goes on only with a certain version of its document.
+    pub(in crate::web) fn names_version(&self) -> Result<bool> {
+        Ok(self.headers.versions()?.is_some())
+    }
+
+    /// Notes the version of this document, as this request has loaded or saved it. The returned place may get a later one.
+    pub(in crate::web) fn shows(
+        &self,
+        key: &LockKey,
+        version: Option<Version>,
+    ) -> Arc<Mutex<Option<Version>>> {
+        let place = Arc::new(Mutex::new(version));
+        let shown = &mut self.versions.borrow_mut().shown;
+        *shown = match shown {
+            Shown::One(shown, _) if shown != key => Shown::Several,
+            Shown::Several => Shown::Several,
+            _ => Shown::One(key.clone(), Arc::clone(&place)),
+        };
+        place
+    }
+}

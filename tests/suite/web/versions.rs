@@ -1,0 +1,230 @@
+//! The version of a document: what a page shows, and what its save expects.
+
+use super::*;
+
+const OTHER: &str = "00000000000000000000000000000000";
+
+/// The version in an answer.
+fn version(answer: &Answer) -> String {
+    let tag = answer.header("etag").expect("a version");
+    tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"')).expect("a strong tag").to_owned()
+}
+
+/// Another program writes without a lock.
+fn written_past_the_lock(store: &MemoryStore, text: &str) {
+    store.put("a".to_owned(), &Note { id: "a".to_owned(), text: text.to_owned() }).unwrap();
+}
+
+#[actix_web::test]
+async fn an_answer_about_one_document_carries_its_version() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let loaded = version(&alice.post("/note/a").await);
+    assert_eq!(version(&alice.post("/note/a").await), loaded, "a re-entry");
+    assert_eq!(version(&alice.post("/note/a/read").await), loaded, "a reader");
+    assert_eq!(version(&alice.get("/note/a/view").await), loaded);
+
+    let saved = version(&alice.put("/note/a", "new").await);
+    assert_ne!(saved, loaded);
+    assert_eq!(version(&alice.post("/note/a").await), saved);
+    assert_eq!(version(&alice.put("/note/a", "new").await), saved, "nothing has changed");
+    let done = version(&alice.put("/note/a/done", "old").await);
+    assert_eq!(done, loaded, "the same bytes, the same version");
+    assert_eq!(version(&alice.post("/create/new").await).len(), 32);
+
+    for (uri, status) in [("/note/none", 404), ("/note/a/answer/422", 422), ("/both", 200)] {
+        let answer = alice.post(uri).await;
+        assert_eq!((answer.status.as_u16(), answer.header("etag")), (status, None), "{uri}");
+    }
+    assert_eq!(text_of(&store, "a"), "old");
+}
+
+#[actix_web::test]
+async fn a_save_of_what_has_changed_since_its_page_was_opened_writes_nothing_and_keeps_the_lock() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let shown = version(&opened);
+    written_past_the_lock(&store, "foreign");
+    let now = version(&alice.get("/note/a/view").await);
+
+    let in_header = async |text: &str| {
+        let form = serde_json::json!({ "text": "typed" });
+        let put = alice.request(Method::PUT, "/note/a").insert_header(("if-match", text));
+        alice.send(put.set_json(form)).await
+    };
+    let in_address =
+        async |text: &str| alice.put(&format!("/note/a?version={text}"), "typed").await;
+    for stale in [in_header(&format!("\"{shown}\"")).await, in_address(&shown).await] {
+        let problem = stale.problem(412);
+        assert_eq!(
+            (&problem["code"], &problem["version"]),
+            (&"stale_copy".into(), &now.clone().into())
+        );
+        assert_eq!(text_of(&store, "a"), "foreign");
+        assert_eq!(alice.post("/note/a").await.token(), opened.token(), "the lock stays");
+    }
+    let saved = in_address(&now).await;
+    assert_eq!((saved.status.as_u16(), text_of(&store, "a")), (200, "typed".to_owned()));
+    let saved = version(&saved);
+    for accepted in ["*", &format!("\"{saved}\""), &format!("\"x\", W/\"y\" ,\"{saved}\"")] {
+        assert_eq!(in_header(accepted).await.status, 200, "{accepted}");
+    }
+    // A weak tag, a tag of another program, and the version of another document.
+    let of_b = version(&alice.post("/note/b").await);
+    for refused in [&format!("W/\"{saved}\""), "\"x\"", "\"\"", &format!("\"{of_b}\""), "\"a,b\""] {
+        assert_eq!(in_header(refused).await.problem(412)["code"], "stale_copy", "{refused}");
+    }
+    let huge = "a".repeat(4_000);
+    for malformed in ["", " ", "x", "\"x", "\"x\" \"y\"", "\"x\",", &saved, "W/", &huge] {
+        assert_eq!(in_header(malformed).await.problem(400)["code"], "bad_version", "{malformed}");
+    }
+    for malformed in ["", "x", "*", &saved.to_uppercase(), &huge, "%ff", &format!("%22{saved}%22")]
+    {
+        assert_eq!(in_address(malformed).await.problem(400)["code"], "bad_version", "{malformed}");
+    }
+    assert_eq!(in_address(OTHER).await.problem(412)["code"], "stale_copy");
+}
+
+#[actix_web::test]
+async fn a_lock_that_is_taken_for_a_copy_that_has_changed_is_given_back() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let refused = alice.post(&format!("/note/a?version={OTHER}")).await;
+    assert_eq!(refused.problem(412)["code"], "stale_copy");
+    assert_eq!(holder_of(&locks, "a").await, None);
+    // Without the document, too: the version is never ignored.
+    let both = alice.post(&format!("/both?version={OTHER}")).await;
+    assert_eq!(both.problem(412)["code"], "stale_copy");
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn a_version_is_of_one_document() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let shown = version(&alice.post("/note/a").await);
+    let both = alice.post(&format!("/both?version={shown}")).await;
+    assert_eq!(both.problem(400)["code"], "bad_version");
+    assert_eq!(holder_of(&locks, "b").await, None);
+}
+
+#[actix_web::test]
+async fn the_form_of_an_earlier_lock_saves_nothing() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let yesterday = alice.post("/note/a").await.token();
+    let action = |token: &str| format!("/note/a?lock_token={}", &token[1..token.len() - 1]);
+    assert_eq!(alice.put(&action(&yesterday), "mine").await.status, 200);
+    store.age(&key("a"), Duration::from_secs(60));
+    bob.post("/note/a").await;
+    bob.put("/note/a/done", "bob's").await;
+    let today = alice.post("/note/a").await.token();
+
+    assert_eq!(
+        alice.put(&action(&yesterday), "old form").await.problem(412)["code"],
+        "stale_token"
+    );
+    assert_eq!(text_of(&store, "a"), "bob's");
+    for malformed in ["", "x", "%3C%3E"] {
+        let answer = alice.put(&format!("/note/a?lock_token={malformed}"), "x").await;
+        assert_eq!(answer.problem(400)["code"], "bad_lock_token", "{malformed:?}");
+    }
+    assert_eq!(alice.put(&action(&today), "new form").await.status, 200);
+}
+
+#[actix_web::test]
+async fn what_is_said_twice_is_said_in_the_same_way() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), version(&opened));
+    let put = async |address: &str, header: (&'static str, &str)| {
+        let uri = format!("/note/a?{address}");
+        let put = alice.request(Method::PUT, &uri).insert_header(header);
+        alice.send(put.set_json(serde_json::json!({ "text": "old" }))).await
+    };
+    let bare = &token[1..token.len() - 1];
+    for (address, header) in [
+        (format!("lock_token={bare}"), ("lock-token", &*token)),
+        (format!("version={shown}&version={shown}"), ("if-match", &*format!("\"{shown}\""))),
+        (format!("tab={ONE}"), ("doclock-tab", ONE)),
+    ] {
+        assert_eq!(put(&address, header).await.status, 200, "{address}");
+    }
+    for (address, header) in [
+        (format!("lock_token={ONE}"), ("lock-token", &*token)),
+        (format!("version={OTHER}"), ("if-match", &*format!("\"{shown}\""))),
+        (format!("version={shown}"), ("if-match", "*")),
+        (format!("version={shown}&version={OTHER}"), ("accept", "*/*")),
+        (format!("tab={ONE}"), ("doclock-tab", TWO)),
+    ] {
+        assert_eq!(put(&address, header).await.problem(400)["code"], "said_twice", "{address}");
+    }
+}
+
+#[actix_web::test]
+async fn the_tab_of_a_form_may_stand_in_its_address() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post(&format!("/note/a?tab={ONE}")).await;
+    assert_eq!(opened.status, 200);
+    let elsewhere = alice.post(&format!("/note/a?tab={TWO}")).await;
+    assert_eq!(elsewhere.problem(423)["code"], "mine_elsewhere");
+    // The application's own parameter of that name is no tab.
+    assert_eq!(alice.post("/note/a?tab=details").await.token(), opened.token());
+}
+
+#[actix_web::test]
+async fn the_lock_api_says_whether_the_page_shows_the_document_of_now() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let shown = version(&alice.get("/note/a/view").await);
+    alice.delete("/locks/note/a").await;
+    let lock = async |version: Value| {
+        alice.post_json("/locks/note/a", serde_json::json!({ "version": version })).await
+    };
+    let taken = lock(shown.clone().into()).await;
+    assert_eq!(taken.status, 201);
+    assert_eq!(
+        (&taken.json()["current"], &taken.json()["version"]),
+        (&true.into(), &shown.clone().into())
+    );
+    assert_eq!(version(&taken), shown);
+
+    written_past_the_lock(&store, "foreign");
+    let confirmed = lock(shown.into()).await;
+    assert_eq!(confirmed.status, 200);
+    let now = version(&alice.get("/note/a/view").await);
+    assert_eq!(
+        (&confirmed.json()["current"], &confirmed.json()["version"]),
+        (&false.into(), &now.into())
+    );
+    let without = alice.post_json("/locks/note/a", serde_json::json!({})).await;
+    assert_eq!(without.json().get("version"), None);
+    for malformed in ["".into(), "x".into(), 5.into(), "*".into()] {
+        assert_eq!(lock(malformed).await.status, 400);
+    }
+}
+
+#[actix_web::test]
+async fn an_etag_of_the_handler_stays() {
+    async fn edit(_: LockedDoc<Note>) -> impl Responder {
+        HttpResponse::Ok().insert_header(("etag", "\"mine\"")).finish()
+    }
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/note/{id}", web::post().to(edit));
+    let app = test::init_service(app).await;
+    let answer = Browser::new(&app).post("/note/a").await;
+    assert_eq!(answer.header("etag"), Some("\"mine\""));
+}
