@@ -162,7 +162,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Verbs this listener for each session that ends: by logout, by its idle timeout, or by revocation.
+    /// Calls this listener for each session that ends: by logout, by its idle timeout, or by revocation.
     /// Default: no listener.
     ///
     /// The listener is called when the session's locks are gone, once in the whole cluster: by the server
@@ -201,7 +201,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Verbs this listener for each lock that is taken from its holder: broken, by whatever server or by
+    /// Calls this listener for each lock that is taken from its holder: broken, by whatever server or by
     /// the [command](crate::guide::cli), or taken over by another session. The listener can send the former holder a
     /// message, for example, or keep a history. Default: no listener.
     ///

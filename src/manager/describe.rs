@@ -192,7 +192,7 @@ impl Descriptions {
         }
     }
 
-    /// Verbs the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
+    /// Calls the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turns until it returns.
     async fn call(
         &self,

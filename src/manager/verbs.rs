@@ -1,4 +1,4 @@
-//! Verbs of the verbs of the store: each runs to its end in a task of its own, and is repeated while its outcome is
+//! Calls of the verbs of the store: each runs to its end in a task of its own, and is repeated while its outcome is
 //! unknown. No caller waits longer than its deadline.
 
 use std::{
@@ -73,7 +73,7 @@ impl Verbs {
         clock::now() + self.deadline
     }
 
-    /// Verbs a verb, with the usual deadline.
+    /// Calls a verb, with the usual deadline.
     pub(super) async fn ask<A, T>(
         &self,
         verb: &'static str,
@@ -102,7 +102,7 @@ impl Verbs {
         locks.await
     }
 
-    /// Verbs a verb.
+    /// Calls a verb.
     pub(super) async fn run<A, T>(
         &self,
         verb: &'static str,

@@ -1,6 +1,7 @@
 //! The lock API, for pages that lock documents without loading them.
 
 mod each;
+mod form;
 mod heartbeat;
 mod status;
 
@@ -279,6 +280,8 @@ struct ReleaseBody {
     /// The load of that page.
     page: Option<String>,
     grace_ms: u64,
+    /// Where the browser goes after a form.
+    to: Option<String>,
 }
 
 async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
@@ -287,7 +290,9 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let mut tokens = locks.headers.tokens()?.to_vec();
-    let ReleaseBody { token, tab, page, grace_ms } = read(body)?;
+    let call = form::read::<ReleaseBody>(&req, body)?;
+    let done = call.done(&req, call.said.to.as_deref())?;
+    let ReleaseBody { token, tab, page, grace_ms, .. } = call.said;
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
@@ -316,7 +321,7 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
             }
         }
     }
-    Ok(HttpResponse::NoContent().finish())
+    Ok(done)
 }
 
 #[derive(Default, Deserialize)]
@@ -325,6 +330,8 @@ struct BreakBody {
     reason: String,
     /// The lock that the person was shown.
     token: Option<String>,
+    /// Where the browser goes after a form.
+    to: Option<String>,
 }
 
 async fn break_lock(
@@ -334,7 +341,7 @@ async fn break_lock(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
-    broken(&locks, key, read(body)?).await
+    broken(&locks, &req, key, form::read(&req, body)?).await
 }
 
 #[derive(Default, Deserialize)]
@@ -349,6 +356,7 @@ struct BreakNamedBody {
 async fn break_named(
     _: SameSite,
     Locks(locks): Locks,
+    req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.permissions();
@@ -356,15 +364,18 @@ async fn break_named(
     let BreakNamedBody { key, reason, token } = read(body)?;
     let key = by_name(&permissions, &key)?;
     permissions.check(&key, Access::Look).await?;
-    broken(&locks, key, BreakBody { reason, token }).await
+    broken(&locks, &req, key, form::Call::of_json(BreakBody { reason, token, to: None })).await
 }
 
 /// Breaks the locks on a document that this person may see.
 async fn broken(
     locks: &RequestLocks,
+    req: &HttpRequest,
     key: LockKey,
-    BreakBody { reason, token }: BreakBody,
+    call: form::Call<BreakBody>,
 ) -> Result<HttpResponse, Problem> {
+    let mut done = call.done(req, call.said.to.as_deref())?;
+    let BreakBody { reason, token, .. } = call.said;
     if reason.len() > MAX_REASON_BYTES {
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
     }
@@ -381,7 +392,8 @@ async fn broken(
         let outcome = locks.manager.break_lock(lock, &actor, &reason).await?;
         broken += usize::from(outcome == Released::Released);
     }
-    Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
+    done.headers_mut().insert(DOCLOCK_BROKEN, broken.into());
+    Ok(done)
 }
 
 type Body = Result<Bytes, actix_web::Error>;

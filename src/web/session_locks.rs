@@ -18,6 +18,7 @@ use crate::{
     store::Released,
     web::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
+        refused::Refused,
         request::{Ask, Elsewhere, Mine, RequestLocks},
     },
 };
@@ -293,6 +294,12 @@ impl SessionLocks {
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
         self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
+    }
+
+    /// What a template says of this error to the person of this request.
+    #[must_use]
+    pub fn refused(&self, error: &LockError) -> Refused {
+        Refused::new(error, |lock| self.locks.may_take_over(lock))
     }
 
     /// Releases the session's lock on this document, if it holds one.

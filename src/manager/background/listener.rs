@@ -51,7 +51,7 @@ impl<E: Send + 'static> Listener<E> {
         Self(Arc::new(move |event| Box::pin(listener(event))))
     }
 
-    /// Verbs the function in a task of its own, so that a panic ends only this task. `what` is for the log.
+    /// Calls the function in a task of its own, so that a panic ends only this task. `what` is for the log.
     async fn call(&self, event: E, limit: Duration, what: impl Display) {
         let Self(call) = self.clone();
         let called = tokio::spawn(async move {
@@ -208,7 +208,7 @@ async fn announce_some<E: Announced>(
     Ok(true)
 }
 
-/// Verbs the listener until the manager is gone.
+/// Calls the listener until the manager is gone.
 pub(in crate::manager) async fn run<E: Announced>(
     manager: Weak<Parts>,
     listener: Listener<E>,

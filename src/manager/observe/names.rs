@@ -63,7 +63,7 @@ names! {
     histogram Seconds SAVE_SECONDS = "doclock_save_seconds";
     /// Each search for idle sessions.
     histogram Seconds SWEEP_SECONDS = "doclock_sweep_seconds";
-    /// Verbs that were refused because of another holder, after their wait if they waited.
+    /// Calls that were refused because of another holder, after their wait if they waited.
     counter Count REFUSALS = "doclock_refusals_total";
     /// Handovers of a lock to the next waiter on this server, without the lock becoming free.
     counter Count HAND_OVERS = "doclock_hand_overs_total";
@@ -90,12 +90,12 @@ names! {
     counter Count LOCKS_REFUSED = "doclock_locks_refused_total";
     /// Panics of background tasks. Each task was started again.
     counter Count TASK_PANICS = "doclock_task_panics_total";
-    /// Verbs that were refused because too many waiters of their session or of this server existed
+    /// Calls that were refused because too many waiters of their session or of this server existed
     /// already.
     counter Count WAITERS_REFUSED = "doclock_waiters_refused_total";
     /// Searches for a deadlock that gave up: a deadlock may last until the first of its waits is over.
     counter Count DEADLOCK_SEARCHES_GIVEN_UP = "doclock_deadlock_searches_given_up_total";
-    /// Verbs under way that may wait for a lock.
+    /// Calls under way that may wait for a lock.
     gauge Count WAITING = "doclock_waiting";
     /// Locks held by guards of this process. Locks of web sessions do not count, because they belong to
     /// no server.

@@ -120,7 +120,7 @@ impl Queues {
         }
     }
 
-    /// Verbs the first waiter of every document of the collection.
+    /// Calls the first waiter of every document of the collection.
     pub(in crate::manager) fn call_all(&self, collection: &str) {
         let mut last = None;
         loop {

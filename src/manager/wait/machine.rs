@@ -543,7 +543,7 @@ impl<H> Machine<H> {
         Some((waiter.wanted.clone(), waiter.heir.take()?, turn))
     }
 
-    /// Verbs the first waiters of some documents of the collection, beginning after this document. Returns
+    /// Calls the first waiters of some documents of the collection, beginning after this document. Returns
     /// the last of them.
     pub(super) fn call_some(
         &mut self,

@@ -44,6 +44,8 @@ async fn call(
             drop(locks.lock_each([key(&format!("{id} other")), key(&id)]).await?);
         }
         "open" => drop(locks.open::<Paper>(id).await?),
+        "held" => drop(locks.held::<Paper>(id).await?),
+        "take_over" => drop(locks.take_over::<Paper>(id).await?),
         "open_all" => drop(locks.open_all::<Paper>([id], Wait::no()).await?),
         "open_each" => drop(locks.open_each::<Paper>([id]).await?),
         "load" => drop(locks.load::<Paper>(id).await?),
@@ -115,6 +117,8 @@ pub(super) fn cases() -> Vec<Case> {
         "web/session_locks.rs::lock_all" => Free, false, "/call/lock_all";
         "web/session_locks.rs::lock_each" => Free, false, "/call/lock_each";
         "web/session_locks.rs::open" => Free, false, "/call/open";
+        "web/session_locks.rs::held" => Somebodys, true, "/call/held";
+        "web/session_locks.rs::take_over" => Free, false, "/call/take_over";
         "web/session_locks.rs::open_all" => Free, false, "/call/open_all";
         "web/session_locks.rs::open_each" => Free, false, "/call/open_each";
         "web/session_locks.rs::load" => Free, false, "/call/load";

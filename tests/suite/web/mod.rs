@@ -10,6 +10,7 @@ mod commands;
 mod documents;
 mod editor;
 mod events;
+mod forms;
 mod freeze;
 mod greed;
 mod heard;

@@ -1,0 +1,68 @@
+//! A refusal, as a template shows it.
+
+use std::time::SystemTime;
+
+use actix_web::ResponseError;
+use serde::{Serialize, Serializer};
+
+use crate::{
+    error::LockError,
+    lock::Lock,
+    version::Version,
+    web::{format::rfc3339, problem::Problem},
+};
+
+/// What a page says of an error: who has the lock, since when, why, and what the person may do. Made by
+/// [`SessionLocks::refused`](crate::SessionLocks::refused) for a template, or as a JSON value.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The status of an answer with this error.
+    pub status: u16,
+    /// The kind of the error, as in `code` of a problem: `held`, `stale_copy`, …
+    pub code: String,
+    /// A sentence for the person.
+    pub why: String,
+    /// The label of the holder, if another session or tab has the lock.
+    pub holder: Option<String>,
+    /// Since when the holder has the lock.
+    #[serde(serialize_with = "date")]
+    pub since: Option<SystemTime>,
+    /// True if this person may take the lock over.
+    pub may_take_over: bool,
+    /// The version of the document now, if the page shows another one.
+    pub version: Option<Version>,
+}
+
+impl Refused {
+    pub(super) fn new(error: &LockError, may_take_over: impl Fn(&Lock) -> bool) -> Self {
+        let problem = Problem::from(error);
+        let lock = match error {
+            LockError::Held(lock) | LockError::HeldByOtherTab(lock) => Some(lock),
+            LockError::Lost { holder, .. } | LockError::WouldDeadlock { holder, .. } => {
+                holder.as_ref()
+            }
+            _ => None,
+        };
+        Self {
+            status: problem.status_code().as_u16(),
+            code: problem.member("code").and_then(|it| it.as_str()).unwrap_or_default().to_owned(),
+            why: problem.text().to_owned(),
+            holder: lock.and_then(|lock| Some(lock.holder.as_ref()?.label.clone())),
+            since: lock.map(|lock| lock.since),
+            may_take_over: match error {
+                LockError::HeldByOtherTab(_) => true,
+                LockError::Held(lock) => may_take_over(lock),
+                _ => false,
+            },
+            version: match error {
+                LockError::StaleCopy { version, .. } => Some(*version),
+                _ => None,
+            },
+        }
+    }
+}
+
+fn date<S: Serializer>(since: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    since.map(rfc3339).serialize(serializer)
+}

@@ -1,0 +1,121 @@
+//! Pages without JavaScript: forms for the lock API, and what a template says of a refusal.
+
+use super::*;
+
+async fn form<S>(browser: &Browser<'_, S>, uri: &str, fields: &str, from: &str) -> Answer
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    let request = browser
+        .request(Method::POST, uri)
+        .insert_header(("content-type", "application/x-www-form-urlencoded"))
+        .insert_header(("host", "shop.example"))
+        .insert_header(("referer", from));
+    browser.send(request.set_payload(fields.to_owned())).await
+}
+
+#[actix_web::test]
+async fn a_form_releases_a_lock_and_leads_to_a_page_of_this_site_only() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let here = "http://shop.example/note/a?x=1";
+    for (fields, from, place) in [
+        ("to=%2Fnotes%3Fpage%3D2", here, Some("/notes?page=2")),
+        ("", here, Some("/note/a?x=1")),
+        ("", "http://evil.example/note/a", None),
+        ("", "http://shop.example//evil.example", None),
+        ("", "not an address", None),
+    ] {
+        let token = alice.post("/note/a").await.token();
+        let token = format!("token={}&{fields}", &token[10..token.len() - 1]);
+        let gone = form(&alice, "/locks/note/a/release", &token, from).await;
+        let status = if place.is_some() { 303 } else { 204 };
+        assert_eq!((gone.status.as_u16(), gone.header("location")), (status, place), "{from}");
+        assert_eq!(holder_of(&locks, "a").await, None);
+    }
+    alice.post("/note/a").await;
+    for to in
+        ["%2F%2Fevil.example", "%2F%5Cevil.example", "http%3A%2F%2Fevil.example", "%2F%09%2Fx", ""]
+    {
+        let refused = form(&alice, "/locks/note/a/release", &format!("to={to}"), here).await;
+        assert_eq!(refused.problem(400)["code"], "bad_request", "{to:?}");
+    }
+    for fields in ["tokens=x", "token=x", "grace_ms=soon", "%ff=x", "token=x&token=y"] {
+        assert_eq!(
+            form(&alice, "/locks/note/a/release", fields, here).await.status,
+            400,
+            "{fields}"
+        );
+    }
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "nothing was released");
+    // A form without fields is a button.
+    assert_eq!(form(&alice, "/locks/note/a/release", "", here).await.status, 303);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn a_form_breaks_a_lock_and_json_under_the_type_of_a_form_is_json() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let here = "http://shop.example/locks";
+    alice.post("/note/a").await;
+    let refused = form(&alice, "/locks/note/a/break", "reason=mine&to=/", here).await;
+    assert_eq!(refused.problem(403)["code"], "break_refused");
+    let broken = form(&root, "/locks/note/a/break", "reason=gone+home&to=/list", here).await;
+    assert_eq!((broken.status.as_u16(), broken.header("location")), (303, Some("/list")));
+    assert_eq!(broken.header("doclock-broken"), Some("1"));
+    alice.post("/note/a").await;
+    let broken = form(&root, "/locks/note/a/break", r#"{"reason": "by curl"}"#, here).await;
+    assert_eq!((broken.status.as_u16(), broken.header("doclock-broken")), (204, Some("1")));
+}
+
+#[actix_web::test]
+async fn a_template_learns_who_has_the_lock_and_what_its_person_may_do() {
+    async fn open(locks: SessionLocks, path: web::Path<String>) -> impl Responder {
+        match locks.open::<Note>(path.into_inner()).await {
+            Ok(note) => HttpResponse::Ok().json(&*note),
+            Err(error) => HttpResponse::Ok().json(locks.refused(&error)),
+        }
+    }
+    async fn hold(locks: SessionLocks, id: web::Path<String>) -> Result<impl Responder, LockError> {
+        Ok(HttpResponse::Ok().json(&*locks.held::<Note>(id.into_inner()).await?))
+    }
+    async fn take(locks: SessionLocks, id: web::Path<String>) -> Result<impl Responder, LockError> {
+        Ok(HttpResponse::Ok().json(&*locks.take_over::<Note>(id.into_inner()).await?))
+    }
+    let (locks, store) = embedded().await;
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session.cookie_secure(false).build()).identify(person))
+        .route("/open/{id}", web::post().to(open))
+        .route("/hold/{id}", web::post().to(hold))
+        .route("/take/{id}", web::post().to(take))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let again = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.post("/open/a").await.json()["text"], "old");
+
+    let refused = bob.post("/open/a").await.json();
+    assert_eq!((&refused["code"], &refused["status"]), (&"held".into(), &423.into()));
+    assert_eq!((&refused["holder"], &refused["may_take_over"]), (&"alice".into(), &false.into()));
+    assert!(refused["since"].as_str().unwrap().ends_with('Z'), "RFC 3339");
+    assert_eq!(refused["why"], "note/a is locked by alice");
+    assert_eq!(again.post("/open/a").await.json()["may_take_over"], true, "the same person");
+    let stale = alice.post("/open/a?version=00000000000000000000000000000000").await;
+    assert_eq!(stale.json()["code"], "stale_copy");
+    assert_eq!(stale.json()["version"].as_str().unwrap().len(), 32);
+    assert_eq!(alice.post("/open/none").await.json()["code"], "not_found");
+
+    assert_eq!(bob.post("/hold/a").await.problem(409)["code"], "lost");
+    let token = alice.post("/hold/a").await.token();
+    assert_eq!(bob.post("/take/a").await.problem(403)["code"], "take_over_refused");
+    let taken = again.post("/take/a").await;
+    assert_eq!((taken.status.as_u16(), taken.token() != token), (200, true));
+    assert_eq!(alice.post("/hold/a").await.problem(409)["code"], "lost");
+    assert_eq!(text_of(&store, "a"), "old");
+}
