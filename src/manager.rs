@@ -26,13 +26,13 @@ mod health;
 mod limits;
 pub(crate) mod log_limit;
 mod observe;
+pub(crate) mod one_at_a_time;
 pub(crate) mod pauses;
 mod reads;
 mod release;
 mod saves;
 mod sessions;
 mod takeover;
-pub(crate) mod turns;
 mod verbs;
 mod wait;
 pub(crate) mod watch;
@@ -133,7 +133,7 @@ pub(crate) struct Parts {
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,
     /// Of the requests that name many documents.
-    pub(crate) batches: turns::Turns<Person>,
+    pub(crate) batches: one_at_a_time::Turns<Person>,
     served: Arc<watch::ends::Served>,
     pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.

@@ -32,13 +32,13 @@ mod answer;
 mod claim;
 mod document;
 mod fair;
+mod lock_rules;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
 mod outbox;
 mod pattern;
-mod record;
-mod rules;
+mod settings;
 mod status;
 mod watch;
 
@@ -62,7 +62,7 @@ pub use mongo::{
 };
 pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;
-pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
+pub use settings::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{Fleet, StoreStatus, Topology};
 pub use watch::{Change, Watch};
 
@@ -224,14 +224,13 @@ pub trait Locks: Send + Sync + 'static {
     /// live lock that a session has taken without a tab, every shared lock, and the locks of tabs that are
     /// [named](Active::named).
     ///
-    /// A lock with a longer ttl keeps it. A shorter ttl becomes `ttl`: another server granted that lock
-    /// before the setting was raised, and now this server decides when to renew it. Neither goes beyond the
-    /// end of a [`max_hold`](Claim::max_hold) or of a [grace period](Self::expire_in). Tokens stay the same.
-    /// An expired lock is not revived.
+    /// A lock with a longer ttl keeps it. A shorter ttl is raised to `ttl`: such a lock was granted under an older setting.
+    /// No renewal extends a lock beyond the end of its [`max_hold`](Claim::max_hold) or of a
+    /// [grace period](Self::expire_in). Tokens stay the same. An expired lock is not revived.
     ///
-    /// If the store would take too long, or if something blocks one of the locks, the answer names the
-    /// sessions that are [late](Renewed::late), and all locks of the others are renewed. Of a single session,
-    /// the store renews all locks that are not blocked.
+    /// If some locks cannot be renewed in time, the answer names their sessions as [late](Renewed::late), and all locks of
+    /// the other sessions are renewed. If `active` is one session, all of its locks are renewed, except those that are
+    /// blocked.
     fn renew(
         &self,
         collection: &str,

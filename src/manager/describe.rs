@@ -26,7 +26,7 @@ use crate::{
     key::LockKey,
     manager::{
         Parts,
-        turns::{Turn, Turns},
+        one_at_a_time::{Turn, Turns},
     },
 };
 
@@ -135,6 +135,7 @@ impl Descriptions {
         for key in keys.iter().collect::<BTreeSet<_>>() {
             match state.calls.get(&(person.clone(), key.clone())) {
                 Some(known) if is_fresh(known) => calls.push((key.clone(), known.0.clone())),
+                // After a failure the application is not asked, and the title is left out.
                 _ if state.is_paused() => {}
                 _ => unknown.push(key.clone()),
             }
@@ -146,7 +147,7 @@ impl Descriptions {
             let runtime = parts.verbs.runner.runtime().clone();
             let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &parts).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
-            // The end is seen although no caller waits for it any more.
+            // Drives the call to its end, even if every caller has left. Then drops old answers.
             let (this, ended) = (Arc::clone(self), call.clone());
             runtime.spawn(async move {
                 ended.await;

@@ -172,13 +172,17 @@ fn blocking(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Str
     problems
 }
 
-/// The actions that the database user lacks: if `is_blocking`, the actions without which nothing can be locked, and
-/// otherwise the other ones.
+/// One problem for each collection on which the database user lacks actions. If `is_blocking`, the collections of locks
+/// in which nothing can be locked without them; otherwise all others.
 fn unauthorized(status: &StoreStatus, is_blocking: bool) -> impl Iterator<Item = String> {
     let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);
-    let missing = status.missing_privileges.iter().filter(move |(collection, actions)| {
-        is_blocking == (collection.ends_with(".lock") && actions.iter().any(is_vital))
-    });
+    let blocks = move |collection: &str, actions: &[String]| {
+        collection.ends_with(".lock") && actions.iter().any(is_vital)
+    };
+    let missing = status
+        .missing_privileges
+        .iter()
+        .filter(move |(collection, actions)| blocks(collection, actions) == is_blocking);
     missing.map(|(collection, actions)| {
         let actions = actions.join(", ");
         format!(

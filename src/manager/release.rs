@@ -231,7 +231,8 @@ impl Granting {
                 granting.verbs.store.remove_lock(Removal::Release(&own), until)
             });
             let released = released.await;
-            // Its session would renew the lock, although its user believes that it is released.
+            // The command was not sent. If nobody repeats the release, the session goes on renewing a lock that its user
+            // believes to be released.
             if released.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Overloaded) {
                 granting.release_alone_in_background(own);
             }

@@ -399,16 +399,16 @@ fn most_alike(
 
 /// For each element of one side, the pair with the most in common; none if there are two such pairs.
 fn best_of<K: Hash + Eq>(
-    alike: &HashMap<Pair, usize>,
+    counts: &HashMap<Pair, usize>,
     of: impl Fn(&Pair) -> K,
 ) -> HashMap<K, Option<Pair>> {
     let mut best = HashMap::<K, (usize, Option<Pair>)>::new();
-    for (pair, &alike) in alike {
-        let it = best.entry(of(pair)).or_default();
-        if alike > it.0 {
-            *it = (alike, Some(*pair));
-        } else if alike == it.0 {
-            it.1 = None;
+    for (pair, &in_common) in counts {
+        let (most, best) = best.entry(of(pair)).or_default();
+        if in_common > *most {
+            (*most, *best) = (in_common, Some(*pair));
+        } else if in_common == *most {
+            *best = None;
         }
     }
     best.into_iter().map(|(at, (_, pair))| (at, pair)).collect()

@@ -7,8 +7,8 @@ use crate::{
     lock::Mode,
     store::{
         Acquisition, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
+        lock_rules::Grant,
         memory::{MemoryStore, save, state::State},
-        record::Grant,
     },
 };
 

@@ -9,8 +9,8 @@ use crate::{
         Ability, Acquisition, Active, Change, Claim, Confirmed, Deadline, HandedOver, Locks,
         Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
         Topology, TryAcquire, Waiters, Watch,
+        lock_rules::{Grant, Moment, Record},
         memory::MemoryStore,
-        record::{Grant, Moment, Record},
     },
 };
 

@@ -8,8 +8,8 @@ use crate::{
     lock::{Aid, LockToken, Mode},
     store::{
         StoredDocument,
+        lock_rules::Record,
         memory::{MemoryStore, changes::Changes, ends::Ends, state::State},
-        record::Record,
     },
 };
 

@@ -15,8 +15,8 @@ use crate::{
     server::ServerNote,
     store::{
         Change, DEFAULT_TTL, Rules, StoredDocument,
+        lock_rules::{Grant, Moment, Record},
         memory::{changes::Changes, ends::Ends, takeovers::Takeovers},
-        record::{Grant, Moment, Record},
     },
     takeover::Takeover,
 };

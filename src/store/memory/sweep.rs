@@ -10,8 +10,8 @@ use crate::{
     lock::Aid,
     store::{
         Change, Swept,
+        lock_rules::Grant,
         memory::{ends::Names, state::State},
-        record::Grant,
     },
 };
 

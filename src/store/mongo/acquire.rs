@@ -14,18 +14,18 @@ use crate::{
     lock::Aid,
     store::{
         Claim, TryAcquire,
+        lock_rules::{Moment, Record},
         mongo::{
             Call,
             admission::Purpose,
             codec::millis,
             error::{Result, unavailable},
-            grant::is_live,
+            filters::is_live,
             ids::{by_id, exactly},
+            lock_record::{self, decode, encode, lease, moment},
             send::{Insert, acknowledged, run},
             step::Decided,
-            stored::{self, decode, encode, lease, moment},
         },
-        record::{Moment, Record},
     },
 };
 
@@ -120,7 +120,7 @@ impl Call<'_> {
             filter.insert(more, doc! { "$exists": false });
         }
         let mut fields =
-            doc! { "ttl": millis(*ttl), "holder": stored::holder(holder), "again": true };
+            doc! { "ttl": millis(*ttl), "holder": lock_record::holder(holder), "again": true };
         if let Some(page) = page {
             fields.insert("page", page.to_string());
         }

@@ -28,6 +28,7 @@ use crate::{
     error::StoreErrorKind,
     key::LockId,
     store::{
+        lock_rules::{Moment, Record as LockRecord},
         mongo::{
             Call, Prepared, codec,
             error::{
@@ -35,10 +36,9 @@ use crate::{
             },
             group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
             ids::{Exactly, by_id},
+            lock_record::Stored,
             send::{LIMIT, Write, write},
-            stored::Stored,
         },
-        record::{Moment, Record as LockRecord},
     },
 };
 

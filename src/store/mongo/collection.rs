@@ -18,11 +18,10 @@ use crate::{
             absent::Absent,
             acquire::Seen,
             admission::Admission,
-            danger,
+            create_indexes, danger,
             error::{Doing, Result, failure, is_denied},
             index::Index,
-            indexes,
-            needs::Needs,
+            requirements::Needs,
             send::{Groups, WRITE_CONCERN_TIMEOUT},
         },
     },
@@ -59,8 +58,8 @@ pub(super) async fn prepare(
     let looked = refuse_options(database, collection, rules).await;
     looked.doing(|| format!("looking at the options of {collection}"))?;
     let locks = primary(database, &format!("{collection}.lock"));
-    indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules), rules).await?;
-    indexes::ensure(ended, &Needs::of_ended(ended.name())).await?;
+    create_indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules), rules).await?;
+    create_indexes::ensure(ended, &Needs::of_ended(ended.name())).await?;
     store.add(collection, *rules, false);
     let registered = store.inner.collections.read().len();
     // Said once, with the first one that is too many.
@@ -100,7 +99,7 @@ async fn refuse_options(database: &Database, collection: &str, rules: &Rules) ->
     Ok(())
 }
 
-/// The collections that this pattern covers, sorted.
+/// At most `limit` names of existing collections that the pattern covers, sorted.
 pub(super) async fn collections(
     store: &MongoStore,
     like: &Pattern,
@@ -113,6 +112,7 @@ pub(super) async fn collections(
         }
     };
     let mut names = existing(store, condition).await?;
+    // In a regular expression, `$` also matches before a line break at the end of a name.
     names.retain(|name| like.matches(name));
     names.sort();
     names.truncate(limit);
@@ -178,7 +178,7 @@ impl MongoStore {
     /// # Errors
     /// If the database is not reached, or its user may not look at the indexes.
     pub async fn attach(&self, collection: &str) -> StoreResult<Option<Rules>> {
-        let existing = indexes::list(self.database(), &format!("{collection}.lock")).await;
+        let existing = create_indexes::list(self.database(), &format!("{collection}.lock")).await;
         let existing = existing.doing(|| format!("looking at the indexes of {collection}.lock"))?;
         if existing.is_empty() {
             return Ok(None);

@@ -10,7 +10,7 @@ use mongodb::{
     options::{CreateCollectionOptions, ValidationAction, ValidationLevel},
 };
 
-use crate::store::mongo::{error::Result, index::Index, needs::Needs};
+use crate::store::mongo::{error::Result, index::Index, requirements::Needs};
 
 /// Something in a collection that the locks or sessions in it cannot live with.
 #[derive(Debug, Clone, PartialEq, Eq)]

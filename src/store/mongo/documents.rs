@@ -31,7 +31,7 @@ use crate::{
                 DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure,
                 has_lost_connection, not_sent, store_error, unavailable,
             },
-            grant::{Target, and_live, renewed_exclusive},
+            filters::{Target, and_live, renewed_exclusive},
             ids::{Exactly, by_id},
             send::Write,
         },

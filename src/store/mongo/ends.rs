@@ -321,7 +321,7 @@ impl Ends<'_> {
         let command = doc! { "update": ended.name(), "updates": updates, "ordered": false };
         let reply = run(ended, command, self.until.read_limit()).await?;
         send::acknowledged(&reply, false)?;
-        // Two servers claimed the same session at the same moment: it belongs to the other one.
+        // Another server has claimed the same session at the same moment, and keeps it.
         refusals(&reply).into_values().find(|e| !is_duplicate_id(e)).map_or(Ok(()), Err)
     }
 

@@ -5,11 +5,11 @@ use crate::{
     lock::Mode,
     store::{
         Acquisition, Claim, HandedOver, Ticket, Waiters,
+        lock_rules::{Moment, Record},
         mongo::{
-            Call, admission::Purpose, error::Result, grant::Target, send::Write, step::Decided,
-            stored::encode,
+            Call, admission::Purpose, error::Result, filters::Target, lock_record::encode,
+            send::Write, step::Decided,
         },
-        record::{Moment, Record},
     },
 };
 

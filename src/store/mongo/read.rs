@@ -17,16 +17,16 @@ use crate::{
     lock::{Aid, Lock},
     store::{
         Confirmed, Format, Query, StoredDocument,
+        lock_rules::{Moment, Record},
         mongo::{
             Call,
             codec::{self, is},
             error::{Result, unavailable},
-            grant::{is_live, of_sessions},
+            filters::{is_live, of_sessions},
             ids::{Exactly, by_id, has_text_ids, simple},
+            lock_record::{Stored, decode, moment},
             send::{Both, LONGEST_WAIT, raw_rows, rows},
-            stored::{Stored, decode, moment},
         },
-        record::{Moment, Record},
     },
 };
 

@@ -18,18 +18,18 @@ use crate::{
     lock::{Aid, Lock, Mode, PageId},
     store::{
         Acquisition, Deadline, Released, Removal, Rules, TakenBy,
+        lock_rules::{Grant, Moment, Record},
         mongo::{
             Call,
             admission::Purpose,
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
-            grant::{Target, exclusive_of, is_live, of_sessions},
+            filters::{Target, exclusive_of, is_live, of_sessions},
             ids::exactly,
+            lock_record::lease,
             read::Fetched,
             send::{LIMIT, Write, acknowledged, number_of, refusals, rows, run},
             step::{Decided, Rule},
-            stored::lease,
         },
-        record::{Grant, Moment, Record},
     },
 };
 
@@ -192,7 +192,8 @@ impl Call<'_> {
             self.step(seen.key.id(), Purpose::Other, mark)
         };
         let (is_broken, _) = match self.until.until_majority(mark).await {
-            // It cannot be changed, but it can be deleted.
+            // A name stands twice in the record, or a text is not UTF-8: it cannot be changed, so it is deleted without the
+            // mark.
             Err(e) if is_odd(&e) => return Ok(released(self.remove(removal).await?)),
             marked => marked?,
         };
@@ -218,8 +219,10 @@ impl Call<'_> {
         Ok(released(self.step(held.key.id(), Purpose::Other, expire).await?))
     }
 
-    /// Deletes the record of an exclusive lock that is alone in it. Of several locks that are
-    /// retracted together, either all are reported as deleted, or none.
+    /// Deletes the record of an exclusive lock that is alone in it.
+    ///
+    /// Retractions share a command. Its reply counts the deleted records, but does not name them: if the count is smaller
+    /// than the number of locks, each lock is reported as not deleted.
     async fn delete(&self, it: &Target) -> Result<bool> {
         if self.admission.is_used(&it.id) {
             return self.delete_alone(it).await;

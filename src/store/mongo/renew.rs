@@ -9,17 +9,17 @@ use crate::{
     lock::Aid,
     store::{
         Active, NamedBy, Renewed,
+        lock_rules::{Moment, Record},
         mongo::{
             Call,
             codec::{documents, millis},
             error::{LeftOut, Result, exceeded_time_limit, ours},
-            grant::{
+            filters::{
                 and_live, exclusive_of, of_sessions, renewed_exclusive, set_unless_odd, shared_of,
             },
             send::{Write, rows, write},
             step::Decided,
         },
-        record::{Moment, Record},
     },
 };
 

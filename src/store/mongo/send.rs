@@ -28,10 +28,10 @@ use crate::{
             error::{
                 Refused, Result, Unacknowledged, is_not_sent, late_majority, not_sent, unavailable,
             },
-            grant::Target,
+            filters::Target,
             group::{AT_ONCE, Group},
             ids::exactly,
-            stored::Stored,
+            lock_record::Stored,
         },
     },
 };

@@ -1,4 +1,4 @@
-//! One verb on one record: reads it, lets the [rules](crate::store::record) decide, and writes the result while the
+//! One verb on one record: reads it, lets the [rules](crate::store::lock_rules) decide, and writes the result while the
 //! record is still as it was read.
 //!
 //! The rules run in this process, by the server's time of the read. A command that arrives late finds another record, and
@@ -23,16 +23,16 @@ use crate::{
     key::LockId,
     random,
     store::{
+        lock_rules::{Moment, Record},
         mongo::{
             Call,
             admission::{Job, Purpose},
             codec::millis,
             error::{Odd, Result, is_duplicate_id, unavailable, unwritten},
             ids::by_id,
+            lock_record::{Stored, at, decode, difference, encode, moment},
             send::{Insert, LIMIT, Write, acknowledged, number_of, refusals, run},
-            stored::{Stored, at, decode, difference, encode, moment},
         },
-        record::{Moment, Record},
     },
 };
 

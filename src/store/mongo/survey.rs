@@ -14,11 +14,11 @@ use crate::store::{
     mongo::{
         MongoStore,
         collection::primary,
+        create_indexes,
         danger::{self, Danger},
         error::{code, is_denied, store_error},
         index::Index,
-        indexes,
-        needs::Needs,
+        requirements::Needs,
     },
 };
 
@@ -67,7 +67,7 @@ impl MongoStore {
             if indexes.is_empty() && dates.is_empty() {
                 return Ok(None);
             }
-            match indexes::list(database, collection).await {
+            match create_indexes::list(database, collection).await {
                 Err(e) if is_denied(&e) => Ok(None),
                 Err(e) => Err(store_error(format!("looking at the indexes of {collection}"), e)),
                 listed => Ok(listed.ok()),
@@ -82,14 +82,15 @@ impl MongoStore {
             options.map_err(|e| store_error("looking at the options of the collections", e))
         };
         let (listed, user, options) = try_join3(try_join_all(listed), user, options).await?;
-        let both = needs.into_iter().zip(listed);
-        let collections = both.map(|(needs, indexes)| {
+        let with_indexes = needs.into_iter().zip(listed);
+        let collections = with_indexes.map(|(needs, indexes)| {
             let mut dangers = danger::of_indexes(&needs, indexes.as_deref().unwrap_or_default());
             dangers.extend(options.iter().filter(|it| it.collection == needs.collection).cloned());
             Surveyed { needs, lacks: Vec::new(), indexes, dangers }
         });
         let mut collections: Vec<_> = collections.collect();
-        // Some servers list no privileges. A refusal then shows that there are none.
+        // An empty list has two causes: the server lists no privileges, or the user has none. If the server also refused to
+        // list indexes, the user has none.
         if user.lists_privileges() || collections.iter().any(Surveyed::is_hidden) {
             for it in &mut collections {
                 it.lacks = user.lacks(database.name(), &it.needs);

@@ -7,7 +7,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::Mode,
-    manager::{Looked, turns::Turn},
+    manager::{Looked, one_at_a_time::Turn},
     web::request::RequestLocks,
 };
 

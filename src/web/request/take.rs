@@ -34,6 +34,7 @@ impl RequestLocks {
         how: Ask<'_>,
         work: impl AsyncFn(&Mine, Instant) -> Result<T>,
     ) -> Result<(Mine, T)> {
+        // The log names this document.
         let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         let mut acquired = self.acquire_or_refuse(key, how, work).await;
         self.describe_each(acquired.as_mut().err()).await;
@@ -53,7 +54,7 @@ impl RequestLocks {
             match self.confirm(key, how, until).await {
                 Ok(mine) => {
                     let worked = work(&mine, until).await;
-                    return self.keep_if_found(mine, worked, until).await;
+                    return self.keep_if_it_worked(mine, worked, until).await;
                 }
                 Err(e) => upgrades = Some(self.upgradable(how.offered, e)?),
             }
@@ -66,7 +67,7 @@ impl RequestLocks {
             let confirmed = self.confirm(key, Ask { offered: &[], ..how }, until).await?;
             let mine = Mine { got: Got::Granted, ..confirmed };
             let worked = work(&mine, until).await;
-            return self.keep_if_found(mine, worked, until).await;
+            return self.keep_if_it_worked(mine, worked, until).await;
         }
         let granting = &self.manager.parts.granting;
         granting.may_ask(key, &wanted.aid, self.begin()).await?;
@@ -84,7 +85,7 @@ impl RequestLocks {
             mine.has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
             let (may_keep, worked) = tokio::join!(self.may_keep(&mine, until), work(&mine, until));
             match may_keep {
-                Ok(()) => return self.keep_if_found(mine, worked, until).await,
+                Ok(()) => return self.keep_if_it_worked(mine, worked, until).await,
                 Err(refused) => wanted.aid = self.take_again_as(refused, mine, until).await?,
             }
         }
@@ -276,7 +277,7 @@ impl RequestLocks {
     }
 
     /// Keeps the lock if the work with it has succeeded.
-    async fn keep_if_found<T>(
+    async fn keep_if_it_worked<T>(
         &self,
         mine: Mine,
         worked: Result<T>,
@@ -297,9 +298,10 @@ impl RequestLocks {
                     granting.missed(&mine.lock.aid);
                 }
                 if let LockError::NotFound { .. } | LockError::LoginRequired = e {
-                    // Such a lock is of no use, not even one from an earlier request.
+                    // There is no document, or nobody is logged in: the lock goes even if an earlier request took it.
                     self.release(&mine, until).await?;
                 }
+                // The drop of `mine` gives a new grant back.
                 Err(e)
             }
         }

@@ -44,7 +44,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("web/serve.rs::serve", "for the life of the process"),
     ("store/mongo/connect.rs::connect", "before there is a lock"),
     ("store/mongo.rs::topology", "reads"),
-    ("store/mongo/needs.rs::needs", "reads"),
+    ("store/mongo/requirements.rs::needs", "reads"),
     ("store/mongo/survey.rs::survey", "reads"),
     ("store/mongo/servers.rs::servers", "reads"),
     ("store/mongo/collection.rs::lock_collections", "reads"),

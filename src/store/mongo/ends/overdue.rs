@@ -11,16 +11,16 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, LockToken, Mode},
     store::{
+        lock_rules::Grant,
         mongo::{
             codec::{aid_in, is, millis},
             ends::{Ends, Held, former::traces},
             error::Result,
-            grant::{is_live, nothing_held},
+            filters::{is_live, nothing_held},
+            lock_record::lease,
             read::{Fetched, all_fields},
             send::rows,
-            stored::lease,
         },
-        record::Grant,
     },
 };
 

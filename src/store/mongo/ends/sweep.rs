@@ -9,6 +9,7 @@ use crate::{
     lock::{Aid, Mode},
     store::{
         Swept,
+        lock_rules::{Moment, Record as LockRecord},
         mongo::{
             codec::{aid_in, documents, millis},
             ends::{
@@ -16,14 +17,13 @@ use crate::{
                 locks, name, overdue::Expired, released, untold,
             },
             error::Result,
-            grant::{and_live, exclusive_of, is_live, shared_of},
+            filters::{and_live, exclusive_of, is_live, shared_of},
+            lock_record::lease,
             read::Fetched,
             release::Grants,
             send::{Write, rows},
             step::Decided,
-            stored::lease,
         },
-        record::{Moment, Record as LockRecord},
     },
 };
 
@@ -143,13 +143,13 @@ impl Ends<'_> {
         self.claimed(&aids).await
     }
 
-    /// The end of a session that seems to be idle, because these leases have expired, or whose end was left half done.
+    /// The update that claims an end: of a session whose leases `found` have expired, or an end that another worker did not
+    /// finish.
     fn claimed_end(&self, found: Vec<String>) -> Record {
         let mut idle = self.begin(EndReason::Expired);
         idle.insert("silent", true);
         idle.extend(untold(is_noted()));
         let again = doc! { "$mergeObjects": [self.go_on(), { "told": true }] };
-        // Another worker was quicker, and its end may be announced already.
         let is_named = doc! { "$and": [
             { "$setIsSubset": [{ "$literal": found }, leases()] },
             { "$not": [is_noted()] },
@@ -160,6 +160,7 @@ impl Ends<'_> {
                 { "case": has_step(), "then": self.go_on() },
                 // Ended and announced long ago. The expired lock was acquired in spite of that end.
                 { "case": is_for_good(), "then": again },
+                // Another worker has named all of these leases.
                 { "case": is_named, "then": "$$ROOT" },
             ],
             "default": idle,
@@ -219,8 +220,8 @@ impl Ends<'_> {
         Ok(Some((all, shared)))
     }
 
-    /// An idle end without locks is withdrawn: another worker was quicker, or the session has come
-    /// back.
+    /// Removes the locks of the claimed sessions, and leaves their ends to the listener. An idle end without locks is
+    /// withdrawn: another worker was quicker, or the session has come back.
     async fn release_claimed(&self, claimed: &[Claimed], swept: &mut Swept) -> Result<()> {
         let aids_of = |ends: &[Claimed]| ends.iter().map(|end| end.aid.clone()).collect::<Vec<_>>();
         let idle: Vec<_> =
@@ -255,7 +256,7 @@ impl Ends<'_> {
             // These ends are left to the listener.
             self.write(self.mine(ended.iter().map(|end| &end.aid)), &released()).await?;
         }
-        // The others were found idle earlier, and only waited for their announcement.
+        // Idle ends that an earlier sweep has counted are not counted again.
         let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
         let anew = |end: &&&Claimed| end.for_good || has_new(&end.aid);
         swept.sessions += ended.iter().filter(anew).count();

@@ -100,7 +100,8 @@ impl MongoStore {
     }
 }
 
-/// `own` are the collections of ended sessions, of freezes and of notes. Change streams are the way to watch locks, where there are any.
+/// All needs. `own` are the collections of ended sessions, of freezes and of notes. If the server has change streams, the
+/// user also needs `changeStream` on each lock collection.
 fn of(
     own: &[String; 3],
     collections: &[&str],

@@ -1,4 +1,4 @@
-//! A lock record as it is stored, and as the [rules](crate::store::record) see it.
+//! A lock record as it is stored, and as the [rules](crate::store::lock_rules) see it.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,6 +9,7 @@ use crate::{
     lock::{Holder, Mode},
     store::{
         Place, Rules, Ticket,
+        lock_rules::{Grant, LONGEST_LEASE, Moment, Queued, Record},
         mongo::{
             codec::{
                 self, aid_in, documents, holder_in, in_our_time, millis, number, presentable,
@@ -18,7 +19,6 @@ use crate::{
             ids::by_id,
             watch::{read_taken, taken_text},
         },
-        record::{Grant, LONGEST_LEASE, Moment, Queued, Record},
     },
 };
 
