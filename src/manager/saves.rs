@@ -68,7 +68,8 @@ impl Saves {
     ) -> Result<Changes> {
         let draft = original.draft(document).map_err(unfit(&held.key))?;
         let changes = self.compared(&held.key, draft, until, Draft::changes).await?;
-        let saved = self.write(held, changes.clone().into(), until).await;
+        let edit = original.onto_it(changes.clone().into());
+        let saved = self.write(held, edit, until).await;
         saved.map(|()| changes).map_err(|error| match error {
             LockError::Lost { ref key, .. } | LockError::ChangedMeanwhile { ref key, .. }
                 if original.is_in_doubt() =>
@@ -96,8 +97,9 @@ impl Saves {
         let unfit = unfit(&held.key);
         let draft = original.draft(document).map_err(&unfit)?;
         let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
-        self.write(held, new.clone().into(), until).await?;
-        Original::new(new, document).map_err(&unfit)
+        self.write(held, original.onto_it(new.clone().into()), until).await?;
+        let new = Original::new(new, document).map_err(&unfit)?;
+        Ok(new.named(original.is_named()))
     }
 
     /// Inserts a document whose lock is held already. Returns the document as it was written.
@@ -145,8 +147,29 @@ impl Saves {
     ///
     /// # Errors
     /// As [`save`](Self::save).
-    pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<()> {
-        self.write(held, Edit::Deletion, until).await
+    pub(crate) async fn delete(
+        &self,
+        held: &Acquisition,
+        original: Option<&Original>,
+        until: Instant,
+    ) -> Result<()> {
+        let edit = Edit::Deletion;
+        let edit = match original {
+            Some(original) => original.onto_it(edit),
+            None => edit,
+        };
+        self.write(held, edit, until).await
+    }
+
+    /// The error of a write onto a document that has another version by now.
+    async fn stale(&self, key: LockKey, until: Instant) -> LockError {
+        let now =
+            self.verbs.run("load", until, key.clone(), |store, key, until| store.load(key, until));
+        match now.await {
+            Ok(Some(now)) => LockError::StaleCopy { key, version: now.version() },
+            Ok(None) => LockError::NotFound { key },
+            Err(error) => error,
+        }
     }
 
     #[cfg_attr(feature = "tracing", tracing::instrument(
@@ -156,6 +179,7 @@ impl Saves {
     async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<()> {
         let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
         self.writes_under(held);
+        let is_onto = matches!(edit, Edit::Onto(..));
         let args = (held.clone(), edit);
         let saved = self
             .verbs
@@ -174,6 +198,7 @@ impl Saves {
             Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+            Ok(Saved::ChangedMeanwhile(_)) if is_onto => Err(self.stale(key, until).await),
             Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
                 Err(LockError::Rejected { key, source })

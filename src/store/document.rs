@@ -121,6 +121,8 @@ pub struct Original {
     before: StoredDocument,
     /// True if nobody knows whether an earlier save of it was carried out.
     is_in_doubt: bool,
+    /// True if nothing may be written onto another version.
+    is_named: bool,
 }
 
 impl Original {
@@ -130,7 +132,7 @@ impl Original {
     /// The error of serde if `value` has no stored form.
     pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
         let before = StoredDocument::encode(loaded.format, value)?;
-        Ok(Self { loaded, before, is_in_doubt: false })
+        Ok(Self { loaded, before, is_in_doubt: false, is_named: false })
     }
 
     /// The version of the document as it was loaded or last saved. If a save has also stored changes of another program,
@@ -138,6 +140,24 @@ impl Original {
     #[must_use]
     pub fn version(&self) -> Version {
         self.loaded.version()
+    }
+
+    /// The client has named this version: nothing is written onto another one.
+    #[must_use]
+    pub(crate) fn named(self, is_named: bool) -> Self {
+        Self { is_named, ..self }
+    }
+
+    pub(crate) fn is_named(&self) -> bool {
+        self.is_named
+    }
+
+    /// The edit of this document, which is carried out on another version only if the client has named none.
+    pub(crate) fn onto_it(&self, edit: Edit) -> Edit {
+        match self.is_named {
+            true => Edit::Onto(self.version(), Box::new(edit)),
+            false => edit,
+        }
     }
 
     /// Notes that nobody knows whether a save of this document was carried out.
@@ -163,6 +183,30 @@ pub enum Edit {
     Creation(StoredDocument),
     /// Deletes the document.
     Deletion,
+    /// The edit, if it [fits](Self::fits) the stored document. Otherwise the answer is
+    /// [`ChangedMeanwhile`](crate::store::Saved::ChangedMeanwhile) without a field, and nothing is written.
+    Onto(Version, Box<Edit>),
+}
+
+impl Edit {
+    /// False if the edit is for another version than that of this stored document, and has not been carried out on it
+    /// before. (The reply may have been lost, or the same form was sent twice.)
+    #[must_use]
+    pub fn fits(&self, now: &StoredDocument) -> bool {
+        let Self::Onto(version, edit) = self else { return true };
+        let is_done = || match &**edit {
+            Self::Changes(changes) => changes.are_done_in(now),
+            Self::Replacement(document) => document == now,
+            _ => false,
+        };
+        *version == now.version() || is_done()
+    }
+
+    /// The edit without its condition.
+    #[must_use]
+    pub fn itself(&self) -> &Self {
+        if let Self::Onto(_, edit) = self { edit } else { self }
+    }
 }
 
 impl From<Changes> for Edit {

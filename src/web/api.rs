@@ -222,37 +222,37 @@ async fn acquire(
         elsewhere,
         ..Ask::exclusive(Wait::for_at_most(wait))
     };
-    let mine = take(locks, &key, how).await.map_err(|e| problem(locks, e))?;
+    let taken = take(locks, &key, how, shown.is_some()).await;
+    let (mine, version) = taken.map_err(|e| problem(locks, e))?;
     let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
-    let document = match shown {
-        None => None,
-        Some(shown) => {
-            let document = locks.manager.parts.reads.load(&key, locks.begin()).await?;
-            let version = document.version();
-            locks.shows(&key, Some(version));
-            Some(DocumentBody { version, current: version == shown })
-        }
-    };
+    let document = version.zip(shown).map(|(version, shown)| {
+        locks.shows(&key, Some(version));
+        DocumentBody { version, current: version == shown }
+    });
     Ok((Current(MineBody { document, ..MineBody::from(&mine.lock) }), status))
 }
 
-/// Takes or confirms the lock of a document that exists, for a person who may lock it.
-async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
+/// Takes or confirms the lock of a document that exists, for a person who may lock it. Returns the version of the
+/// document if the client has named one, or if it `is_asked` for.
+async fn take(
+    locks: &RequestLocks,
+    key: &LockKey,
+    how: Ask<'_>,
+    is_asked: bool,
+) -> Result<(Mine, Option<Version>)> {
     let exists = async |mine: &Mine, until| {
         if mine.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if locks.names_version()? {
-            return locks.load(mine, until).await.map(drop);
+        if is_asked || locks.names_version()? {
+            return Ok(Some(locks.load(mine, until).await?.version()));
         }
         if mine.got == Got::Confirmed || locks.manager.parts.reads.exists(key, until).await? {
-            return Ok(());
+            return Ok(None);
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let how = Ask { document: Document::MustExist, ..how };
-    let (mine, ()) = locks.acquire(key, how, exists).await?;
-    Ok(mine)
+    locks.acquire(key, Ask { document: Document::MustExist, ..how }, exists).await
 }
 
 /// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person
@@ -341,7 +341,9 @@ async fn break_lock(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
-    broken(&locks, &req, key, form::read(&req, body)?).await
+    let call = form::read::<BreakBody>(&req, body)?;
+    let done = call.done(&req, call.said.to.as_deref())?;
+    broken(&locks, key, call.said, done).await
 }
 
 #[derive(Default, Deserialize)]
@@ -351,6 +353,7 @@ struct BreakNamedBody {
     key: String,
     reason: String,
     token: Option<String>,
+    to: Option<String>,
 }
 
 async fn break_named(
@@ -361,21 +364,21 @@ async fn break_named(
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.permissions();
     permissions.check_any()?;
-    let BreakNamedBody { key, reason, token } = read(body)?;
+    let call = form::read::<BreakNamedBody>(&req, body)?;
+    let done = call.done(&req, call.said.to.as_deref())?;
+    let BreakNamedBody { key, reason, token, to } = call.said;
     let key = by_name(&permissions, &key)?;
     permissions.check(&key, Access::Look).await?;
-    broken(&locks, &req, key, form::Call::of_json(BreakBody { reason, token, to: None })).await
+    broken(&locks, key, BreakBody { reason, token, to }, done).await
 }
 
 /// Breaks the locks on a document that this person may see.
 async fn broken(
     locks: &RequestLocks,
-    req: &HttpRequest,
     key: LockKey,
-    call: form::Call<BreakBody>,
+    BreakBody { reason, token, .. }: BreakBody,
+    mut done: HttpResponse,
 ) -> Result<HttpResponse, Problem> {
-    let mut done = call.done(req, call.said.to.as_deref())?;
-    let BreakBody { reason, token, .. } = call.said;
     if reason.len() > MAX_REASON_BYTES {
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
     }

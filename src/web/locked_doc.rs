@@ -18,7 +18,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
-    store::{Changes, Original, Released},
+    store::{Changes, Original, Released, StoredDocument},
     version::Version,
     web::request::{Ask, Document, Mine, RequestLocks},
 };
@@ -165,11 +165,17 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
                 return Ok(());
             }
             Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
+            Err(LockError::StaleCopy { .. } | LockError::ChangedMeanwhile { .. }) => {
+                self.locks.shows(&self.mine.lock.key, None);
+            }
             // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => {
                 self.locks.release(&self.mine, until).await?;
             }
-            Err(ref error) if error.is_outage() => self.original.doubt(),
+            Err(ref error) if error.is_outage() => {
+                self.locks.shows(&self.mine.lock.key, None);
+                self.original.doubt();
+            }
             Err(_) => {}
         }
         saved.map(drop)
@@ -186,7 +192,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let deleted = saves.delete(&self.mine.held, until).await;
+        let deleted = saves.delete(&self.mine.held, Some(&self.original), until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.shows(&self.mine.lock.key, None);
@@ -273,7 +279,6 @@ impl<T: Lockable, How> Guarded<T, How> {
 
     pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
         let (document, original) = document;
-        locks.shows(&mine.lock.key, Some(original.version()));
         Self { document, original, mine, locks, how: PhantomData }
     }
 }
@@ -340,7 +345,7 @@ pub(super) async fn open<T: Lockable, How>(
         if mine.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
         }
-        decode(key, locks.load(mine, until).await?)
+        decoded(locks, key, locks.load(mine, until).await?)
     };
     let how = Ask { document: Document::IsLoaded, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
@@ -361,6 +366,15 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
     }
 }
 
+fn decoded<T: Lockable>(
+    locks: &RequestLocks,
+    key: &LockKey,
+    document: StoredDocument,
+) -> Result<(T, Original)> {
+    let (document, original) = decode(key, document)?;
+    Ok((document, original.named(locks.names_version()?)))
+}
+
 /// Confirms the lock of a document that this person may lock, and loads the document.
 pub(super) async fn held<T: Lockable>(
     locks: &Rc<RequestLocks>,
@@ -370,7 +384,7 @@ pub(super) async fn held<T: Lockable>(
     let (offered, until) = (locks.headers.tokens()?, locks.begin());
     let how = Ask { offered, document: Document::IsLoaded, ..Ask::exclusive(Wait::no()) };
     let mine = locks.confirm(key, how, until).await?;
-    let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
+    let loaded = locks.load(&mine, until).await.and_then(|it| decoded(locks, key, it));
     if let Err(LockError::NotFound { .. }) = loaded {
         locks.release(&mine, until).await?;
     }

@@ -154,20 +154,21 @@ impl RequestLocks {
     pub(super) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
         let locks = Self::of_any_page(req)?;
         locks.check_person()?;
-        locks.headers.check()?;
         Ok(locks)
     }
 
     /// # Errors
     /// If there is no wrap around the route.
     pub(super) fn of_any_page(req: &HttpRequest) -> Result<Rc<Self>> {
-        req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
+        let locks = req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
             misconfigured(
                 "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
                  `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
             )
-        })
+        })?;
+        locks.headers.check()?;
+        Ok(locks)
     }
 
     /// The deadline of an operation that begins now.
@@ -225,7 +226,7 @@ impl RequestLocks {
         let locks = Rc::new(Self {
             manager: Rc::clone(manager),
             settings: Rc::clone(settings),
-            headers: Headers::of(req.headers(), req.query_string(), settings.idle_after),
+            headers: Headers::of(req, settings.idle_after),
             address: req.peer_addr().map(|it| it.ip()),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),

@@ -118,7 +118,10 @@ impl SessionLocks {
         }
         let (mine, until) = (taken?, self.locks.begin());
         match self.locks.manager.parts.saves.create(&mine.held, &document, until).await {
-            Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
+            Ok(original) => {
+                self.locks.shows(&key, Some(original.version()));
+                Ok(LockedDoc::new(mine, (document, original), self.locks.clone()))
+            }
             Err(error) => {
                 if mine.is_fresh() {
                     self.locks.let_go(&mine, "not created").await;
@@ -248,6 +251,7 @@ impl SessionLocks {
         mine: impl Fn(&X) -> &Mine,
     ) -> Result<Vec<X>> {
         let began = clock::now();
+        self.locks.check_one_version(keys.len())?;
         self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
         let mut all = Vec::new();
         for key in keys {

@@ -97,7 +97,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         // The drop of the guard releases the lock.
-        self.parts.saves.delete(&self.held, self.parts.verbs.until()).await
+        self.parts.saves.delete(&self.held, None, self.parts.verbs.until()).await
     }
 
     /// The lock, for guarded writes of your own:

@@ -108,6 +108,14 @@ impl Changes {
         matches!(self.result, Planned::Nothing)
     }
 
+    /// True if this document is the result: a save of these changes was carried out.
+    pub(super) fn are_done_in(&self, now: &StoredDocument) -> bool {
+        match &self.result {
+            Planned::Nothing => false,
+            Planned::Merged(result) | Planned::Corrected(result) => result.is_same(now),
+        }
+    }
+
     /// True if the result must be stored with its members in the very order that it has.
     #[cfg(feature = "_mongo")]
     pub(in crate::store) fn have_an_order(&self) -> bool {
@@ -199,13 +207,14 @@ impl Changes {
     pub fn into_original(self) -> Original {
         let stored = self.stored();
         let Draft { original, after, .. } = self.draft;
+        let is_named = original.is_named;
         let loaded = match self.result {
             Planned::Nothing => original.loaded,
             Planned::Merged(result) | Planned::Corrected(result) => {
                 stored.filter(|stored| stored.is_same(&result)).unwrap_or(result)
             }
         };
-        Original { loaded, before: after, is_in_doubt: false }
+        Original { loaded, before: after, is_in_doubt: false, is_named }
     }
 }
 

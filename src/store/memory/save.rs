@@ -21,7 +21,10 @@ pub(super) fn write(
         let fields = document.decode::<Map<String, Value>>();
         fields.map_err(|e| unwritable(key, "is no JSON object").because(e))
     };
-    let (new, id) = match (edit, documents.get(key)) {
+    if documents.get(key).is_some_and(|now| !edit.fits(now)) {
+        return Ok(Saved::ChangedMeanwhile(String::new()));
+    }
+    let (new, id) = match (edit.itself(), documents.get(key)) {
         (Edit::Creation(_), Some(_)) => {
             return Err(unwritable(key, "has the `_id` of another document"));
         }
@@ -41,6 +44,7 @@ pub(super) fn write(
             Err(field) => return Ok(Saved::ChangedMeanwhile(field)),
         },
         (Edit::Replacement(document), Some(now)) => (document.clone(), fields(now)?.remove("_id")),
+        (Edit::Onto(..), _) => return Err(unwritable(key, "has two versions")),
     };
     // As in MongoDB: the id cannot change, and may be omitted.
     let new = match id {

@@ -231,7 +231,16 @@ impl Save<'_> {
     ) -> Result<Option<Saved>> {
         let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
         let exact = [self.held.key.id()];
-        let count = match self.edit {
+        if let Edit::Onto(..) = self.edit {
+            let Some(now) = self.read(session).await? else { return Ok(Some(Saved::DocumentGone)) };
+            if !self.edit.fits(&now) {
+                return Ok(Some(Saved::ChangedMeanwhile(String::new())));
+            }
+            if if_unchanged {
+                filter.insert("$expr", unchanged(&now)?);
+            }
+        }
+        let count = match self.edit.itself() {
             Edit::Changes(changes) => {
                 let Some(now) = self.read(session).await? else {
                     return Ok(Some(Saved::DocumentGone));
@@ -246,12 +255,14 @@ impl Save<'_> {
                     Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
                 };
                 if if_unchanged {
-                    let now = codec::exact(&now).ok_or_else(odd_on_a_standalone_server)?;
-                    filter.insert("$expr", doc! { "$eq": ["$$ROOT", { "$literal": now }] });
+                    filter.insert("$expr", unchanged(&now)?);
                 }
                 let is_unordered = matches!(difference, Difference::Unordered(_));
                 let updated = match difference {
-                    Difference::Nothing => return Ok(Some(Saved::Saved)),
+                    Difference::Nothing => {
+                        changes.were_stored_as(now);
+                        return Ok(Some(Saved::Saved));
+                    }
                     Difference::Fields(update) | Difference::Unordered(update) => {
                         let updated = documents.update_one(filter, update).exactly(exact);
                         updated.session(&mut *session).await?
@@ -281,7 +292,12 @@ impl Save<'_> {
                 let replaced = documents.replace_one(filter, raw(document)?).exactly(exact);
                 replaced.session(session).await?.matched_count
             }
+            // An edit has one condition.
+            Edit::Onto(..) => 0,
         };
+        if count == 0 && if_unchanged && matches!(self.edit, Edit::Onto(..)) {
+            return Ok(None);
+        }
         Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
     }
 
@@ -311,6 +327,12 @@ async fn difference_of(
         difference(changes, now)
     };
     found.map_err(Error::custom)
+}
+
+/// The condition that the document is still this one.
+fn unchanged(now: &StoredDocument) -> Result<Document> {
+    let now = codec::exact(now).ok_or_else(odd_on_a_standalone_server)?;
+    Ok(doc! { "$eq": ["$$ROOT", { "$literal": now }] })
 }
 
 fn raw(document: &StoredDocument) -> Result<RawDocumentBuf> {

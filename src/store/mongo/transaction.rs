@@ -432,6 +432,8 @@ impl Drop for InDoubt<'_> {
 /// # Errors
 /// If they guard nothing.
 fn guarding(held: &[HeldLock]) -> Result<&HeldLock, LockError> {
+    // Nobody knows what the write makes of the documents.
+    held.iter().for_each(|held| *held.version.lock() = None);
     if let Some(shared) = held.iter().find(|held| held.acquisition.mode == Mode::Shared) {
         let key = &shared.acquisition.key;
         return Err(misconfigured(format!(

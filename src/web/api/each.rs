@@ -61,7 +61,8 @@ pub(super) async fn acquire(
     let how = Ask { mode, ..Ask::in_any_tab() };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
     locks.give_back_forbidden(forbidden).await?;
-    let taken = locks.each(allowed, mode, async |key| take(locks, &key, how).await).await?;
+    let taken =
+        locks.each(allowed, mode, async |key| Ok(take(locks, &key, how, false).await?.0)).await?;
     let mut taken: HashMap<_, _> = taken.into_iter().collect();
     let mut held = Vec::new();
     for key in wanted {

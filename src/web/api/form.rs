@@ -5,7 +5,7 @@ use actix_web::{
     HttpRequest, HttpResponse,
     http::{
         Uri,
-        header::{CONTENT_TYPE, HOST, HeaderName, LOCATION, REFERER},
+        header::{CONTENT_TYPE, HeaderName, LOCATION, REFERER},
     },
     web::{Bytes, Query},
 };
@@ -15,6 +15,9 @@ use crate::web::{
     Problem,
     api::{Body, bad_request},
 };
+
+/// Says whether a browser navigates, or a script asks.
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -50,11 +53,8 @@ pub(super) fn read<T: Default + DeserializeOwned>(
 }
 
 impl<T> Call<T> {
-    pub(super) fn of_json(said: T) -> Self {
-        Self { said, is_form: false }
-    }
-
-    /// 204; for a form 303 to the path `to`, or else back to the page with the form, if that is one of this site.
+    /// 204; for a form 303 to the path `to`, or else back to the page with the form, if that is one of this site. (The
+    /// script of a page that sends the body of a form would follow a redirect.)
     ///
     /// # Errors
     /// If `to` may lead to another site. Call this before anything is done.
@@ -68,11 +68,12 @@ impl<T> Call<T> {
             Some(_) => return Err(bad_request("`to` must be a path of this site, as in /items/7")),
             None => header(req, REFERER).and_then(|from| {
                 let from: Uri = from.parse().ok()?;
-                let is_here = from.authority().map(|it| it.as_str()) == header(req, HOST);
+                let is_here = from.authority()?.as_str() == req.connection_info().host();
                 Some(from.path_and_query()?.to_string()).filter(|path| is_here && is_path(path))
             }),
         };
-        Ok(match place.filter(|_| self.is_form) {
+        let is_page = header(req, SEC_FETCH_MODE).is_none_or(|mode| mode == "navigate");
+        Ok(match place.filter(|_| self.is_form && is_page) {
             Some(place) => HttpResponse::SeeOther().insert_header((LOCATION, place)).finish(),
             None => HttpResponse::NoContent().finish(),
         })

@@ -50,6 +50,7 @@ impl RequestLocks {
         take: impl AsyncFn(LockKey) -> Result<T>,
     ) -> Result<Vec<(LockKey, Result<T>)>> {
         self.check_may_lock()?;
+        self.check_one_version(keys.len())?;
         let (granting, until) = (&self.manager.parts.granting, self.begin());
         let looked = granting.look_at_each(&keys, self.aid().as_ref(), mode, until).await?;
         let mut room = match self.aid() {

@@ -3,6 +3,7 @@
 use std::{iter, str::FromStr, time::Duration};
 
 use actix_web::{
+    dev::ServiceRequest,
     http::header::{ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH},
     web::Query,
 };
@@ -43,6 +44,8 @@ pub(in crate::web) struct Headers {
     /// True if the page has sent this request automatically, and its person has been away for long.
     pub(super) is_idle: bool,
     pub(in crate::web) tab: Option<TabId>,
+    /// True if the request is a sign of life of its tab.
+    renews_tab: bool,
     /// The load of the page that sent this request.
     pub(in crate::web) page: Option<PageId>,
     /// The person for whom that page was opened, if it says so.
@@ -59,9 +62,10 @@ pub(in crate::web) struct Headers {
 
 impl Headers {
     /// A person who has been away for `idle_after` is idle.
-    pub(super) fn of(headers: &HeaderMap, query: &str, idle_after: Option<Duration>) -> Self {
+    pub(super) fn of(req: &ServiceRequest, idle_after: Option<Duration>) -> Self {
+        let headers = req.headers();
         let idle = value(headers, IDLE_MS).map(Duration::from_millis);
-        let query = Query::<Vec<(String, String)>>::from_query(query);
+        let query = Query::<Vec<(String, String)>>::from_query(req.query_string());
         let query = query.map(Query::into_inner).unwrap_or_default();
         let in_address = |name: &'static str| {
             query.iter().filter(move |(it, _)| it == name).map(|(_, value)| &**value)
@@ -75,7 +79,10 @@ impl Headers {
         let tokens = once("lock_token", tokens, &mut said_twice);
         let versions = versions_of(headers).into_iter().chain(versions);
         let versions = once("version", versions, &mut said_twice);
+        // A page opens its stream of events again by itself, with its tab in the address.
+        let renews_tab = !req.method().is_safe() || headers.contains_key(TAB);
         Self {
+            renews_tab,
             is_idle: idle.zip(idle_after).is_some_and(|(idle, limit)| idle >= limit),
             tab,
             page: value(headers, PAGE),
@@ -108,7 +115,7 @@ impl Headers {
 
     /// The locks that the request names: those of its tab, or else the acquisitions of its tokens.
     pub(super) fn named(&self) -> Vec<NamedBy> {
-        match (self.tab, &self.tokens) {
+        match (self.tab.filter(|_| self.renews_tab), &self.tokens) {
             (Some(tab), _) => vec![NamedBy::Tab(tab)],
             (None, tokens) => tokens.iter().flatten().map(|token| NamedBy::Token(*token)).collect(),
         }

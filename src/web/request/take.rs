@@ -77,6 +77,9 @@ impl RequestLocks {
             self.give_back(iter::once(key)).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
+        if self.names_version()? {
+            self.compare(key, &self.manager.parts.reads.load(key, self.begin()).await?)?;
+        }
         let began = clock::now();
         loop {
             let mut mine = self.take(&wanted, how).await?;

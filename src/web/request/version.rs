@@ -48,6 +48,14 @@ impl RequestLocks {
             Some(document) => document,
             None => self.manager.parts.reads.load(key, until).await?,
         };
+        let now = self.compare(key, &document)?;
+        self.shows(key, Some(now));
+        Ok(document)
+    }
+
+    /// Compares the document with the version that the request names, if it names one. Called before a claim as well: a
+    /// claim may cost another lock, which must not be lost for a copy that has changed.
+    pub(super) fn compare(&self, key: &LockKey, document: &StoredDocument) -> Result<Version> {
         let now = document.version();
         if let Some(accepted) = self.headers.versions()? {
             let mut versions = self.versions.borrow_mut();
@@ -58,8 +66,14 @@ impl RequestLocks {
                 return Err(LockError::StaleCopy { key: key.clone(), version: now });
             }
         }
-        self.shows(key, Some(now));
-        Ok(document)
+        Ok(now)
+    }
+
+    /// # Errors
+    /// [`LockError::MalformedVersion`] if the request names a version, and means several documents.
+    pub(in crate::web) fn check_one_version(&self, documents: usize) -> Result<()> {
+        let is_of_several = documents > 1 && self.names_version()?;
+        if is_of_several { Err(LockError::MalformedVersion) } else { Ok(()) }
     }
 
     /// True if the request goes on only with a certain version of its document.

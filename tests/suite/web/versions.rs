@@ -97,8 +97,8 @@ async fn a_lock_that_is_taken_for_a_copy_that_has_changed_is_given_back() {
     assert_eq!(refused.problem(412)["code"], "stale_copy");
     assert_eq!(holder_of(&locks, "a").await, None);
     // Without the document, too: the version is never ignored.
-    let both = alice.post(&format!("/both?version={OTHER}")).await;
-    assert_eq!(both.problem(412)["code"], "stale_copy");
+    let locked = alice.post(&format!("/login/alice/edit/a?version={OTHER}")).await;
+    assert_eq!(locked.problem(412)["code"], "stale_copy");
     assert_eq!(holder_of(&locks, "a").await, None);
 }
 
@@ -227,4 +227,107 @@ async fn an_etag_of_the_handler_stays() {
     let app = test::init_service(app).await;
     let answer = Browser::new(&app).post("/note/a").await;
     assert_eq!(answer.header("etag"), Some("\"mine\""));
+}
+
+/// Each request answers when the test says so, between the load and the write.
+#[actix_web::test]
+async fn of_two_tabs_that_show_the_same_version_only_the_first_saves() {
+    use std::rc::Rc;
+    use tokio::sync::Semaphore;
+
+    async fn write(
+        mut note: HeldDoc<Note>,
+        path: web::Path<(String, String)>,
+        form: web::Json<Form>,
+        gate: web::Data<Semaphore>,
+    ) -> Result<impl Responder, LockError> {
+        gate.acquire().await.unwrap().forget();
+        note.text = form.into_inner().text;
+        match &*path.1 {
+            "save" => note.save().await?,
+            "replace" => note.replace().await?,
+            _ => return note.delete().await.map(|()| HttpResponse::NoContent().finish()),
+        }
+        Ok(HttpResponse::Ok().json(&*note))
+    }
+    for how in ["save", "replace", "delete"] {
+        let (locks, store) = embedded().await;
+        let gate = web::Data::new(Semaphore::new(0));
+        let session =
+            SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+        let app = App::new()
+            .app_data(gate.clone())
+            .wrap(locks.session(session.cookie_secure(false).build()).identify(person))
+            .route("/write/{id}/{how}", web::put().to(write))
+            .configure(routes);
+        let app = Rc::new(test::init_service(app).await);
+        let alice = Browser::logged_in(&*app, "alice").await;
+        let shown = version(&alice.post("/note/a").await);
+        let first = alice.copy();
+        let uri = |how: &str| format!("/write/a/{how}?version={shown}");
+        let (one, other) = (uri("save"), uri(how));
+        let both = async {
+            tokio::join!(first.put(&one, "first"), async {
+                tokio::task::yield_now().await;
+                alice.put(&other, "second").await
+            })
+        };
+        let opened = async {
+            // Both have loaded the document by then.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            gate.add_permits(1);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            gate.add_permits(1);
+        };
+        let ((one, other), ()) = tokio::join!(both, opened);
+        let (saved, refused) = if one.status == 412 { (other, one) } else { (one, other) };
+        assert!(saved.status.is_success(), "{how}: {}", saved.text());
+        assert_eq!(refused.problem(412)["code"], "stale_copy", "{how}");
+        if saved.status == 200 {
+            let text = saved.json()["text"].as_str().unwrap().to_owned();
+            assert_eq!(text_of(&store, "a"), text, "{how}");
+            assert_eq!(refused.json()["version"], version(&saved), "{how}");
+        }
+    }
+}
+
+#[actix_web::test]
+async fn a_claim_for_a_copy_that_has_changed_costs_no_other_lock() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| session).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let again = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    let take_over = serde_json::json!({ "take_over": true });
+    for (address, status) in [(format!("version={OTHER}"), 412), ("version=x".to_owned(), 400)] {
+        let refused = again.post_json(&format!("/locks/note/a?{address}"), take_over.clone()).await;
+        refused.problem(status);
+        assert_eq!(alice.post("/note/a").await.token(), token, "{address}");
+    }
+    // The shared lock that would become exclusive.
+    let shared = alice.post("/note/b/read").await.token();
+    for lock_token in [Some(&*shared), None] {
+        let mut request = alice.request(Method::POST, &format!("/note/b?version={OTHER}"));
+        if let Some(token) = lock_token {
+            request = request.insert_header(("lock-token", token));
+        }
+        assert_eq!(alice.send(request).await.problem(412)["code"], "stale_copy");
+        assert_eq!(alice.post("/note/b/read").await.token(), shared, "{lock_token:?}");
+    }
+}
+
+#[actix_web::test]
+async fn a_version_for_many_documents_and_a_contradictory_release_are_refused() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), version(&opened));
+    let keys = serde_json::json!({ "keys": ["note/a", "note/b"] });
+    let many = alice.post_json(&format!("/locks?version={shown}"), keys).await;
+    assert_eq!(many.problem(400)["code"], "bad_version");
+    let release = format!("/locks/note/a/release?lock_token={ONE}");
+    let contradictory = alice.with_token(Method::POST, &release, &token).await;
+    assert_eq!(contradictory.problem(400)["code"], "said_twice");
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
 }

@@ -127,6 +127,39 @@ cases! {
         }
     }
 
+    async fn an_edit_of_one_version_is_carried_out_on_no_other_one(store, alice) {
+        let is = async || store.load(&key("a"), NONE).await.unwrap().unwrap();
+        store.put("a", "loaded").await;
+        let mine = store.granted("a", alice).await;
+        let page = |text: &str| Page { id: "a".to_owned(), text: text.to_owned() };
+        let encoded = |text: &str| StoredDocument::encode(store.format(), &page(text)).unwrap();
+        let loaded = is().await;
+        let original = Original::new(loaded.clone(), &page("loaded")).unwrap();
+        let changes = original.changes_to(&page("changed")).unwrap();
+        let onto = |edit| Edit::Onto(loaded.version(), Box::new(edit));
+        let write = async |text: &str| {
+            assert_eq!(store.edits(&mine, encoded(text).into()).await.unwrap(), Saved::Saved);
+        };
+        write("foreign").await;
+        let foreign = is().await;
+        for edit in [changes.clone().into(), encoded("whole").into(), Edit::Deletion] {
+            let saved = store.edits(&mine, onto(edit)).await.unwrap();
+            assert_eq!(saved, Saved::ChangedMeanwhile(String::new()));
+            assert_eq!(is().await, foreign);
+        }
+        write("loaded").await;
+        assert_eq!(is().await.version(), loaded.version(), "the same bytes again");
+        for _ in 0..2 {
+            // The reply was lost, or the same form was sent twice.
+            assert_eq!(store.edits(&mine, onto(changes.clone().into())).await.unwrap(), Saved::Saved);
+            assert_eq!(store.text_of("a").await.unwrap(), "changed");
+        }
+        let now = is().await.version();
+        let deletion = Edit::Onto(now, Box::new(Edit::Deletion));
+        assert_eq!(store.edits(&mine, deletion.clone()).await.unwrap(), Saved::Saved);
+        assert_eq!(store.edits(&mine, deletion).await.unwrap(), Saved::DocumentGone);
+    }
+
     async fn a_save_with_changes_of_another_program_has_no_stored_version(store, alice) {
         store.put("a", "loaded").await;
         let mine = store.granted("a", alice).await;

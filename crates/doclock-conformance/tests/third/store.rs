@@ -214,7 +214,11 @@ impl Writable<'_> {
         let name = name_of(held.key.id())?;
         let grant = self.held(&name, held)?.filter(|it| it.mode == Mode::Exclusive);
         let Some(mut grant) = grant else { return Ok(Saved::Lost) };
-        let result = match (self.document(&name)?, edit) {
+        let now = self.document(&name)?;
+        if now.as_ref().is_some_and(|now| !edit.fits(now)) {
+            return Ok(Saved::ChangedMeanwhile(String::new()));
+        }
+        let result = match (now, edit.itself()) {
             (None, Edit::Creation(new)) => {
                 check_id(new, |id| is_id_of(id, &held.key))?;
                 Some(new.clone())
@@ -229,6 +233,7 @@ impl Writable<'_> {
                 Ok(new) => Some(keep_id(&now, new)?),
                 Err(path) => return Ok(Saved::ChangedMeanwhile(path)),
             },
+            (Some(_), Edit::Onto(..)) => return Err(rejected("two conditions")),
         };
         self.write(&name, result.as_ref())?;
         grant.renew_by_save(self.now);
