@@ -43,7 +43,8 @@ fn keys() -> Vec<LockKey> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document() {
-    const DEADLINE: Duration = Duration::from_secs(20);
+    // The server itself aborts the transaction after a minute.
+    const DEADLINE: Duration = Duration::from_secs(45);
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let aid = Aid::new();
@@ -157,7 +158,10 @@ async fn a_stuck_record_does_not_keep_thousands_of_other_locks_from_being_renewe
     app.locks.renew(&aid).await.unwrap_err();
     assert_eq!(not_renewed(&database).await, [stuck_one.id().to_string()]);
     transaction.abort_transaction().await.unwrap();
-    assert_eq!(app.locks.renew(&aid).await.unwrap(), MANY as u64);
+    eventually("all are renewed", async || {
+        app.locks.renew(&aid).await.is_ok_and(|renewed| renewed == MANY as u64)
+    })
+    .await;
     assert_eq!(not_renewed(&database).await, [""; 0]);
 }
 

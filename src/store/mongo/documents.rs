@@ -242,43 +242,7 @@ impl Save<'_> {
         }
         let count = match self.edit.itself() {
             Edit::Changes(changes) => {
-                let Some(now) = self.read(session).await? else {
-                    return Ok(Some(Saved::DocumentGone));
-                };
-                if self.call.admission.has_lost_server(self.held.key.id())
-                    && codec::exact(&now).is_none()
-                {
-                    return Err(lost_a_server());
-                }
-                let difference = match difference_of(changes, &now).await? {
-                    Ok(difference) => difference,
-                    Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
-                };
-                if if_unchanged {
-                    filter.insert("$expr", unchanged(&now)?);
-                }
-                let is_unordered = matches!(difference, Difference::Unordered(_));
-                let updated = match difference {
-                    Difference::Nothing => {
-                        changes.were_stored_as(now);
-                        return Ok(Some(Saved::Saved));
-                    }
-                    Difference::Fields(update) | Difference::Unordered(update) => {
-                        let updated = documents.update_one(filter, update).exactly(exact);
-                        updated.session(&mut *session).await?
-                    }
-                    Difference::Whole(after) => {
-                        let replaced = documents.replace_one(filter, after).exactly(exact);
-                        replaced.session(&mut *session).await?
-                    }
-                };
-                if if_unchanged && updated.matched_count == 0 {
-                    return Ok(None);
-                }
-                if is_unordered && let Some(stored) = self.read(session).await? {
-                    changes.were_stored_as(stored);
-                }
-                updated.matched_count
+                return self.write_changes(changes, filter, session, if_unchanged).await;
             }
             Edit::Creation(document) => {
                 documents.insert_one(raw(document)?).session(session).await?;
@@ -299,6 +263,52 @@ impl Save<'_> {
             return Ok(None);
         }
         Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
+    }
+
+    async fn write_changes(
+        &self,
+        changes: &Changes,
+        mut filter: Document,
+        session: &mut ClientSession,
+        if_unchanged: bool,
+    ) -> Result<Option<Saved>> {
+        let (documents, exact) = (&self.call.documents, [self.held.key.id()]);
+        let Some(now) = self.read(session).await? else {
+            return Ok(Some(Saved::DocumentGone));
+        };
+        if self.call.admission.has_lost_server(self.held.key.id()) && codec::exact(&now).is_none() {
+            return Err(lost_a_server());
+        }
+        let difference = match difference_of(changes, &now).await? {
+            Ok(difference) => difference,
+            Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
+        };
+        if if_unchanged {
+            filter.insert("$expr", unchanged(&now)?);
+        }
+        let is_unordered = matches!(difference, Difference::Unordered(_));
+        let updated = match difference {
+            Difference::Nothing => {
+                changes.were_stored_as(now);
+                return Ok(Some(Saved::Saved));
+            }
+            Difference::Fields(update) | Difference::Unordered(update) => {
+                let updated = documents.update_one(filter, update).exactly(exact);
+                updated.session(&mut *session).await?
+            }
+            Difference::Whole(after) => {
+                let replaced = documents.replace_one(filter, after).exactly(exact);
+                replaced.session(&mut *session).await?
+            }
+        };
+        if if_unchanged && updated.matched_count == 0 {
+            return Ok(None);
+        }
+        if is_unordered && let Some(stored) = self.read(session).await? {
+            changes.were_stored_as(stored);
+        }
+        let is_there = updated.matched_count > 0;
+        Ok(Some(if is_there { Saved::Saved } else { Saved::DocumentGone }))
     }
 
     async fn read(&self, session: &mut ClientSession) -> Result<Option<StoredDocument>> {
