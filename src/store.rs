@@ -47,7 +47,7 @@ pub use answer::{
 };
 pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal, TakenBy};
 pub(crate) use document::Draft;
-pub use document::{Changes, Edit, Format, Original, StoredDocument};
+pub use document::{Changes, Content, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
 use document::{Members, Name, Node, decode, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};

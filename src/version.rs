@@ -13,6 +13,10 @@ use sha2::{Digest, Sha256};
 #[serde(try_from = "String", into = "String")]
 pub struct Version(u128);
 
+/// A version that several parts of a request learn. `None` if it is not known.
+#[cfg(any(feature = "_mongo", feature = "web"))]
+pub(crate) type SharedVersion = std::sync::Arc<parking_lot::Mutex<Option<Version>>>;
+
 const DIGITS: usize = 32;
 
 impl Version {

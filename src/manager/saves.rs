@@ -8,15 +8,14 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{collections::Collections, observe, reads::unfit, verbs::Verbs, watched::Seen},
-    store::{Acquisition, Changes, Draft, Edit, Original, Saved, StoredDocument},
+    store::{Acquisition, Changes, Content, Draft, Edit, Original, Saved, StoredDocument},
+    version::Version,
 };
 #[cfg(feature = "_mongo")]
 use crate::{
     store::{Forget, HeldLock},
-    version::Version,
+    version::SharedVersion,
 };
-#[cfg(feature = "_mongo")]
-use parking_lot::Mutex;
 
 /// Guarded writes.
 #[derive(Clone)]
@@ -31,7 +30,8 @@ impl Saves {
     pub(crate) fn held(
         &self,
         acquisition: Acquisition,
-        version: Arc<Mutex<Option<Version>>>,
+        version: SharedVersion,
+        onto: SharedVersion,
     ) -> HeldLock {
         self.writes_under(&acquisition);
         let (runtime, tasks) = self.verbs.runner.parts();
@@ -43,7 +43,7 @@ impl Saves {
         }));
         let deadline = self.verbs.deadline;
         let declared = self.collections.declared(acquisition.key.collection());
-        HeldLock { acquisition, declared, deadline, runtime, tasks, forget, version }
+        HeldLock { acquisition, declared, deadline, runtime, tasks, forget, version, onto }
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
@@ -53,9 +53,10 @@ impl Saves {
         self.seen.activity.gone(&held.aid, &held.key);
     }
 
-    /// Writes the changes of the document under the lock.
+    /// Writes the changes of the document under the lock, if the stored document still has the version `onto`.
     ///
     /// # Errors
+    /// [`LockError::StaleCopy`] if it has another version.
     /// [`LockError::OutcomeUnknown`] if the document cannot be written, but an earlier save of it may have been.
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
     /// [`LockError::Document`], [`LockError::TooSlow`] and the errors of the store.
@@ -64,14 +65,17 @@ impl Saves {
         held: &Acquisition,
         original: &Original,
         document: &T,
+        onto: Option<Version>,
         until: Instant,
     ) -> Result<Changes> {
         let draft = original.draft(document).map_err(unfit(&held.key))?;
         let changes = self.compared(&held.key, draft, until, Draft::changes).await?;
-        let edit = original.onto_it(changes.clone().into());
+        let edit = Edit { onto, ..changes.clone().into() };
         let saved = self.write(held, edit, until).await;
         saved.map(|()| changes).map_err(|error| match error {
-            LockError::Lost { ref key, .. } | LockError::ChangedMeanwhile { ref key, .. }
+            LockError::Lost { ref key, .. }
+            | LockError::ChangedMeanwhile { ref key, .. }
+            | LockError::StaleCopy { ref key, .. }
                 if original.is_in_doubt() =>
             {
                 let kind = StoreErrorKind::OutcomeUnknown;
@@ -92,14 +96,14 @@ impl Saves {
         held: &Acquisition,
         original: &Original,
         document: &T,
+        onto: Option<Version>,
         until: Instant,
     ) -> Result<Original> {
         let unfit = unfit(&held.key);
         let draft = original.draft(document).map_err(&unfit)?;
         let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
-        self.write(held, original.onto_it(new.clone().into()), until).await?;
-        let new = Original::new(new, document).map_err(&unfit)?;
-        Ok(new.named(original.is_named()))
+        self.write(held, Edit { onto, ..new.clone().into() }, until).await?;
+        Original::new(new, document).map_err(&unfit)
     }
 
     /// Inserts a document whose lock is held already. Returns the document as it was written.
@@ -117,7 +121,7 @@ impl Saves {
         let draft = Original::new(new, document).and_then(|original| original.draft(document));
         let draft = draft.map_err(&unfit)?;
         let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
-        self.write(held, Edit::Creation(new.clone()), until).await?;
+        self.write(held, Content::Creation(new.clone()).into(), until).await?;
         Original::new(new, document).map_err(&unfit)
     }
 
@@ -150,15 +154,10 @@ impl Saves {
     pub(crate) async fn delete(
         &self,
         held: &Acquisition,
-        original: Option<&Original>,
+        onto: Option<Version>,
         until: Instant,
     ) -> Result<()> {
-        let edit = Edit::Deletion;
-        let edit = match original {
-            Some(original) => original.onto_it(edit),
-            None => edit,
-        };
-        self.write(held, edit, until).await
+        self.write(held, Edit { content: Content::Deletion, onto }, until).await
     }
 
     /// The error of a write onto a document that has another version by now.
@@ -179,7 +178,7 @@ impl Saves {
     async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<()> {
         let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
         self.writes_under(held);
-        let is_onto = matches!(edit, Edit::Onto(..));
+        let has_condition = edit.onto.is_some();
         let args = (held.clone(), edit);
         let saved = self
             .verbs
@@ -198,7 +197,7 @@ impl Saves {
             Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
-            Ok(Saved::ChangedMeanwhile(_)) if is_onto => Err(self.stale(key, until).await),
+            Ok(Saved::ChangedMeanwhile(_)) if has_condition => Err(self.stale(key, until).await),
             Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
                 Err(LockError::Rejected { key, source })

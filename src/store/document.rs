@@ -121,8 +121,6 @@ pub struct Original {
     before: StoredDocument,
     /// True if nobody knows whether an earlier save of it was carried out.
     is_in_doubt: bool,
-    /// True if nothing may be written onto another version.
-    is_named: bool,
 }
 
 impl Original {
@@ -132,7 +130,7 @@ impl Original {
     /// The error of serde if `value` has no stored form.
     pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
         let before = StoredDocument::encode(loaded.format, value)?;
-        Ok(Self { loaded, before, is_in_doubt: false, is_named: false })
+        Ok(Self { loaded, before, is_in_doubt: false })
     }
 
     /// The version of the document as it was loaded or last saved. If a save has also stored changes of another program,
@@ -140,24 +138,6 @@ impl Original {
     #[must_use]
     pub fn version(&self) -> Version {
         self.loaded.version()
-    }
-
-    /// The client has named this version: nothing is written onto another one.
-    #[must_use]
-    pub(crate) fn named(self, is_named: bool) -> Self {
-        Self { is_named, ..self }
-    }
-
-    pub(crate) fn is_named(&self) -> bool {
-        self.is_named
-    }
-
-    /// The edit of this document, which is carried out on another version only if the client has named none.
-    pub(crate) fn onto_it(&self, edit: Edit) -> Edit {
-        match self.is_named {
-            true => Edit::Onto(self.version(), Box::new(edit)),
-            false => edit,
-        }
     }
 
     /// Notes that nobody knows whether a save of this document was carried out.
@@ -171,52 +151,59 @@ impl Original {
     }
 }
 
-/// The content of a [guarded save](crate::store::Documents::save).
+/// A [guarded save](crate::store::Documents::save).
 #[derive(Debug, Clone)]
-pub enum Edit {
-    /// The application's changes since the document was loaded.
+pub struct Edit {
+    /// What it does to the document.
+    pub content: Content,
+    /// The only version of the stored document onto which it may be written. `None` if there is no such condition.
+    pub onto: Option<Version>,
+}
+
+/// What a guarded save does to its document.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// Applies the application's changes since the document was loaded.
     Changes(Changes),
-    /// The whole document. Fields that it does not name are removed.
+    /// Writes the whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
-    /// A new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
+    /// Inserts a new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
     /// one, or if a document with this `_id` exists already.
     Creation(StoredDocument),
     /// Deletes the document.
     Deletion,
-    /// The edit, if it [fits](Self::fits) the stored document. Otherwise the answer is
-    /// [`ChangedMeanwhile`](crate::store::Saved::ChangedMeanwhile) without a field, and nothing is written.
-    Onto(Version, Box<Edit>),
 }
 
 impl Edit {
-    /// False if the edit is for another version than that of this stored document, and has not been carried out on it
-    /// before. (The reply may have been lost, or the same form was sent twice.)
+    /// True if the edit may be written onto this stored document: there is no condition, the document has the right
+    /// version, or it is the result of this edit already. (A reply may have been lost, or the same form was sent twice.)
+    ///
+    /// Otherwise the answer is [`ChangedMeanwhile`](crate::store::Saved::ChangedMeanwhile) without a field.
     #[must_use]
     pub fn fits(&self, now: &StoredDocument) -> bool {
-        let Self::Onto(version, edit) = self else { return true };
-        let is_done = || match &**edit {
-            Self::Changes(changes) => changes.are_done_in(now),
-            Self::Replacement(document) => document == now,
-            _ => false,
+        let is_done = || match &self.content {
+            Content::Changes(changes) => changes.are_done_in(now),
+            Content::Replacement(document) => document == now,
+            Content::Creation(_) | Content::Deletion => false,
         };
-        *version == now.version() || is_done()
+        self.onto.is_none_or(|onto| onto == now.version()) || is_done()
     }
+}
 
-    /// The edit without its condition.
-    #[must_use]
-    pub fn itself(&self) -> &Self {
-        if let Self::Onto(_, edit) = self { edit } else { self }
+impl From<Content> for Edit {
+    fn from(content: Content) -> Self {
+        Self { content, onto: None }
     }
 }
 
 impl From<Changes> for Edit {
     fn from(changes: Changes) -> Self {
-        Self::Changes(changes)
+        Content::Changes(changes).into()
     }
 }
 
 impl From<StoredDocument> for Edit {
     fn from(document: StoredDocument) -> Self {
-        Self::Replacement(document)
+        Content::Replacement(document).into()
     }
 }

@@ -244,7 +244,7 @@ async fn take(
         if mine.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if is_asked || locks.names_version()? {
+        if is_asked || locks.names_version() {
             return Ok(Some(locks.load(mine, until).await?.version()));
         }
         if mine.got == Got::Confirmed || locks.manager.parts.reads.exists(key, until).await? {

@@ -18,8 +18,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
-    store::{Changes, Original, Released, StoredDocument},
-    version::Version,
+    store::{Changes, Original, Released},
+    version::{SharedVersion, Version},
     web::request::{Ask, Document, Mine, RequestLocks},
 };
 
@@ -110,6 +110,8 @@ pub struct Guarded<T, How> {
     document: T,
     /// The document as it was last loaded or saved.
     original: Original,
+    /// The version onto which alone it may be written, if the client has named one.
+    onto: SharedVersion,
     pub(super) mine: Mine,
     locks: Rc<RequestLocks>,
     how: PhantomData<How>,
@@ -142,7 +144,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<()> {
         let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let saved = saves.save(&self.mine.held, &self.original, &self.document, until).await;
+        let saved =
+            saves.save(&self.mine.held, &self.original, &self.document, self.onto(), until).await;
         self.written(saved.map(Changes::into_original), until).await
     }
 
@@ -153,14 +156,23 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<()> {
         let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let replaced = saves.replace(&self.mine.held, &self.original, &self.document, until).await;
+        let replaced = saves
+            .replace(&self.mine.held, &self.original, &self.document, self.onto(), until)
+            .await;
         self.written(replaced, until).await
+    }
+
+    fn onto(&self) -> Option<Version> {
+        *self.onto.lock()
     }
 
     async fn written(&mut self, saved: Result<Original>, until: Instant) -> Result<()> {
         match saved {
             Ok(saved) => {
-                self.locks.shows(&self.mine.lock.key, Some(saved.version()));
+                let now = Some(saved.version());
+                self.locks.shows(&self.mine.lock.key, now);
+                let onto = self.onto().and(now);
+                *self.onto.lock() = onto;
                 self.original = saved;
                 return Ok(());
             }
@@ -192,7 +204,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let deleted = saves.delete(&self.mine.held, Some(&self.original), until).await;
+        let deleted = saves.delete(&self.mine.held, self.onto(), until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.shows(&self.mine.lock.key, None);
@@ -250,7 +262,7 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
         let version = self.locks.shows(&self.mine.lock.key, None);
-        self.locks.manager.parts.saves.held(self.mine.held.clone(), version)
+        self.locks.manager.parts.saves.held(self.mine.held.clone(), version, self.onto.clone())
     }
 
     /// The version of the document as it was loaded or last saved by this value, as the client gets it in `ETag`.
@@ -279,7 +291,10 @@ impl<T: Lockable, How> Guarded<T, How> {
 
     pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
         let (document, original) = document;
-        Self { document, original, mine, locks, how: PhantomData }
+        locks.shows(&mine.lock.key, Some(original.version()));
+        let onto = SharedVersion::default();
+        *onto.lock() = locks.names_version().then(|| original.version());
+        Self { document, original, onto, mine, locks, how: PhantomData }
     }
 }
 
@@ -345,7 +360,7 @@ pub(super) async fn open<T: Lockable, How>(
         if mine.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
         }
-        decoded(locks, key, locks.load(mine, until).await?)
+        decode(key, locks.load(mine, until).await?)
     };
     let how = Ask { document: Document::IsLoaded, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
@@ -366,15 +381,6 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
     }
 }
 
-fn decoded<T: Lockable>(
-    locks: &RequestLocks,
-    key: &LockKey,
-    document: StoredDocument,
-) -> Result<(T, Original)> {
-    let (document, original) = decode(key, document)?;
-    Ok((document, original.named(locks.names_version()?)))
-}
-
 /// Confirms the lock of a document that this person may lock, and loads the document.
 pub(super) async fn held<T: Lockable>(
     locks: &Rc<RequestLocks>,
@@ -384,7 +390,7 @@ pub(super) async fn held<T: Lockable>(
     let (offered, until) = (locks.headers.tokens()?, locks.begin());
     let how = Ask { offered, document: Document::IsLoaded, ..Ask::exclusive(Wait::no()) };
     let mine = locks.confirm(key, how, until).await?;
-    let loaded = locks.load(&mine, until).await.and_then(|it| decoded(locks, key, it));
+    let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
     if let Err(LockError::NotFound { .. }) = loaded {
         locks.release(&mine, until).await?;
     }

@@ -78,7 +78,7 @@ impl SessionLocks {
 
     /// Takes or confirms the lock, whether or not there is such a document, unless the request names its version.
     async fn take(&self, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
-        let is_named = self.locks.names_version()?;
+        let is_named = self.locks.names_version();
         let work = async |mine: &Mine, until| {
             if is_named { self.locks.load(mine, until).await.map(drop) } else { Ok(()) }
         };
@@ -118,10 +118,7 @@ impl SessionLocks {
         }
         let (mine, until) = (taken?, self.locks.begin());
         match self.locks.manager.parts.saves.create(&mine.held, &document, until).await {
-            Ok(original) => {
-                self.locks.shows(&key, Some(original.version()));
-                Ok(LockedDoc::new(mine, (document, original), self.locks.clone()))
-            }
+            Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
                 if mine.is_fresh() {
                     self.locks.let_go(&mine, "not created").await;

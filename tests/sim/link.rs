@@ -9,10 +9,10 @@ use actix_doclock::{
     Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
     StoreErrorKind, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, Ended, HandedOver,
-        LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules as Behaviour, Saved,
-        Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, TakenBy, Ticket, Waiters,
-        Watch,
+        Ability, Acquisition, Active, Change, Claim, Content, Deadline, Documents, Edit, Ended,
+        HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed,
+        Rules as Behaviour, Saved, Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept,
+        TakenBy, Ticket, Waiters, Watch,
     },
 };
 use doclock_conformance::Shorthand;
@@ -519,7 +519,9 @@ impl Documents for Link {
     ) -> Result<Saved, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
         // The servers of the simulation write whole documents.
-        let Edit::Replacement(document) = edit else { panic!("not a whole document: {edit:?}") };
+        let Content::Replacement(document) = &edit.content else {
+            panic!("not a whole document: {edit:?}")
+        };
         self.is_alive().await;
         let fate = self.world.fate(false);
         self.way().await;

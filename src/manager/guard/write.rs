@@ -60,7 +60,8 @@ impl LockGuard {
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
         let saves = &self.parts.saves;
-        let saved = saves.save(&self.held, &original, &document, self.parts.verbs.until()).await;
+        let until = self.parts.verbs.until();
+        let saved = saves.save(&self.held, &original, &document, None, until).await;
         let changes = saved.map_err(|error| match error {
             LockError::Store(source) if source.kind() == StoreErrorKind::Unavailable => {
                 LockError::OutcomeUnknown(source)
@@ -106,6 +107,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.parts.saves.held(self.held.clone(), Arc::default())
+        self.parts.saves.held(self.held.clone(), Arc::default(), Arc::default())
     }
 }

@@ -4,7 +4,7 @@
 
 use std::str;
 
-use super::node::{Collected, Content, Leaf, Members, Name, Node, text_of};
+use super::node::{Collected, Leaf, LeafContent, Members, Name, Node, text_of};
 use crate::error::BoxError;
 
 const DOUBLE: u8 = 0x01;
@@ -143,16 +143,16 @@ fn kind(node: &Node) -> u8 {
 }
 
 fn leaf(kind: u8, bytes: &[u8]) -> Leaf {
-    Leaf { kind, bytes: bytes.into(), content: content(kind, bytes).unwrap_or(Content::Other) }
+    Leaf { kind, bytes: bytes.into(), content: content(kind, bytes).unwrap_or(LeafContent::Other) }
 }
 
-fn content(kind: u8, bytes: &[u8]) -> Option<Content> {
+fn content(kind: u8, bytes: &[u8]) -> Option<LeafContent> {
     match kind {
-        STRING | BINARY | OBJECT_ID | SYMBOL => Some(Content::Text),
+        STRING | BINARY | OBJECT_ID | SYMBOL => Some(LeafContent::Text),
         DOUBLE => Some(f64::from_le_bytes(bytes.try_into().ok()?).into()),
-        INT32 => Some(Content::Whole(i32::from_le_bytes(bytes.try_into().ok()?).into())),
-        INT64 => Some(Content::Whole(i64::from_le_bytes(bytes.try_into().ok()?).into())),
-        NULL => Some(Content::Null),
+        INT32 => Some(LeafContent::Whole(i32::from_le_bytes(bytes.try_into().ok()?).into())),
+        INT64 => Some(LeafContent::Whole(i64::from_le_bytes(bytes.try_into().ok()?).into())),
+        NULL => Some(LeafContent::Null),
         _ => None,
     }
 }

@@ -207,14 +207,13 @@ impl Changes {
     pub fn into_original(self) -> Original {
         let stored = self.stored();
         let Draft { original, after, .. } = self.draft;
-        let is_named = original.is_named;
         let loaded = match self.result {
             Planned::Nothing => original.loaded,
             Planned::Merged(result) | Planned::Corrected(result) => {
                 stored.filter(|stored| stored.is_same(&result)).unwrap_or(result)
             }
         };
-        Original { loaded, before: after, is_in_doubt: false, is_named }
+        Original { loaded, before: after, is_in_doubt: false }
     }
 }
 

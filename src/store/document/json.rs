@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
-use super::node::{Collected, Content, Leaf, Name, Node};
+use super::node::{Collected, Leaf, LeafContent, Name, Node};
 use crate::error::BoxError;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
@@ -48,13 +48,13 @@ fn leaf(value: &impl Serialize) -> Result<Leaf, serde_json::Error> {
     let bytes: Box<[u8]> = serde_json::to_vec(value)?.into();
     let number = || serde_json::from_slice::<serde_json::Number>(&bytes).ok();
     let content = match bytes.first() {
-        Some(b'"') => Content::Text,
-        Some(b'n') => Content::Null,
-        Some(b'-' | b'0'..=b'9') => number().map_or(Content::Other, |number| {
+        Some(b'"') => LeafContent::Text,
+        Some(b'n') => LeafContent::Null,
+        Some(b'-' | b'0'..=b'9') => number().map_or(LeafContent::Other, |number| {
             let broken = || number.as_f64().unwrap_or_default().into();
-            number.as_i128().map_or_else(broken, Content::Whole)
+            number.as_i128().map_or_else(broken, LeafContent::Whole)
         }),
-        _ => Content::Other,
+        _ => LeafContent::Other,
     };
     Ok(Leaf { kind: 0, bytes, content })
 }

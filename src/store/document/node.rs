@@ -113,12 +113,12 @@ pub(in crate::store) struct Leaf {
     /// The type of a BSON value; zero in JSON.
     pub(super) kind: u8,
     pub(super) bytes: Box<[u8]>,
-    pub(super) content: Content,
+    pub(super) content: LeafContent,
 }
 
 /// What a leaf is to people, whatever its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::store) enum Content {
+pub(in crate::store) enum LeafContent {
     /// A text or an id. It tells more about an element than a number or a date.
     Text,
     Whole(i128),
@@ -128,7 +128,7 @@ pub(in crate::store) enum Content {
     Other,
 }
 
-impl From<f64> for Content {
+impl From<f64> for LeafContent {
     fn from(number: f64) -> Self {
         // Below this size a whole number is exact in both forms.
         let is_whole = number.fract() == 0.0 && number.abs() < 1e15;
@@ -168,7 +168,7 @@ impl Node {
     }
 
     pub(super) fn is_null(&self) -> bool {
-        matches!(self, Self::Leaf(leaf) if leaf.content == Content::Null)
+        matches!(self, Self::Leaf(leaf) if leaf.content == LeafContent::Null)
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -236,7 +236,9 @@ impl Node {
                 }
             }
             Self::Leaf(leaf) => match leaf.content {
-                number @ (Content::Whole(_) | Content::Broken(_)) if how == Sameness::OfNumbers => {
+                number @ (LeafContent::Whole(_) | LeafContent::Broken(_))
+                    if how == Sameness::OfNumbers =>
+                {
                     hash((3, number))
                 }
                 _ => hash((4, leaf.kind, &leaf.bytes)),
@@ -257,7 +259,7 @@ impl Node {
                     elements.iter().for_each(|it| add(it, hash((member, "[]")), features));
                 }
                 Node::Leaf(leaf) => {
-                    let (value, is_text) = (node.form(), leaf.content == Content::Text);
+                    let (value, is_text) = (node.form(), leaf.content == LeafContent::Text);
                     features.push(Feature { member, value, is_text });
                 }
                 // An empty document or array tells nothing.

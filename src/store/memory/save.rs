@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
-    store::{Edit, Format, Saved, StoreResult, StoredDocument},
+    store::{Content, Edit, Format, Saved, StoreResult, StoredDocument},
 };
 
 /// # Errors
@@ -24,27 +24,28 @@ pub(super) fn write(
     if documents.get(key).is_some_and(|now| !edit.fits(now)) {
         return Ok(Saved::ChangedMeanwhile(String::new()));
     }
-    let (new, id) = match (edit.itself(), documents.get(key)) {
-        (Edit::Creation(_), Some(_)) => {
+    let (new, id) = match (&edit.content, documents.get(key)) {
+        (Content::Creation(_), Some(_)) => {
             return Err(unwritable(key, "has the `_id` of another document"));
         }
-        (Edit::Creation(document), None) => {
+        (Content::Creation(document), None) => {
             if !fields(document)?.get("_id").is_some_and(|id| is_id(id, key.id())) {
                 return Err(unwritable(key, "has another `_id` than the locked one"));
             }
             (document.clone(), None)
         }
         (_, None) => return Ok(Saved::DocumentGone),
-        (Edit::Deletion, Some(_)) => {
+        (Content::Deletion, Some(_)) => {
             documents.remove(key);
             return Ok(Saved::Saved);
         }
-        (Edit::Changes(changes), Some(now)) => match changes.apply(now) {
+        (Content::Changes(changes), Some(now)) => match changes.apply(now) {
             Ok(changed) => (changed, fields(now)?.remove("_id")),
             Err(field) => return Ok(Saved::ChangedMeanwhile(field)),
         },
-        (Edit::Replacement(document), Some(now)) => (document.clone(), fields(now)?.remove("_id")),
-        (Edit::Onto(..), _) => return Err(unwritable(key, "has two versions")),
+        (Content::Replacement(document), Some(now)) => {
+            (document.clone(), fields(now)?.remove("_id"))
+        }
     };
     // As in MongoDB: the id cannot change, and may be omitted.
     let new = match id {

@@ -22,7 +22,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
     store::{
-        Acquisition, Changes, Deadline, Documents, Edit, Format, Saved, StoreResult,
+        Acquisition, Changes, Content, Deadline, Documents, Edit, Format, Saved, StoreResult,
         StoredDocument,
         mongo::{
             Call, MongoStore, codec,
@@ -83,9 +83,19 @@ impl Call<'_> {
         Ok(found.max_time(self.until.read_limit()).await?.is_some())
     }
 
+    pub(super) async fn read_in(
+        &self,
+        session: &mut ClientSession,
+        id: &LockId,
+    ) -> Result<Option<StoredDocument>> {
+        let found = self.documents.find_one(by_id(id)).exactly([id]);
+        let found = found.max_time(self.until.read_limit()).session(session).await?;
+        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
+    }
+
     async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
         let id = held.key.id();
-        if let Edit::Creation(document) = edit
+        if let Content::Creation(document) = &edit.content
             && !codec::has_id(document, id)
         {
             let why = "the document has another `_id` than the locked one";
@@ -95,7 +105,9 @@ impl Call<'_> {
         let _permit = self.store.save_permit(latest).await?;
         let save = Save { call: self, held, edit, latest };
         // Without changes, only renews the lock.
-        if matches!(edit, Edit::Changes(changes) if changes.is_empty()) {
+        if let Edit { content: Content::Changes(changes), onto: None } = edit
+            && changes.is_empty()
+        {
             let (is_held, exists) = (self.touch(held).await?, self.exists(id).await?);
             return Ok(match (is_held, exists) {
                 (false, _) => Saved::Lost,
@@ -231,8 +243,10 @@ impl Save<'_> {
     ) -> Result<Option<Saved>> {
         let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
         let exact = [self.held.key.id()];
-        if let Edit::Onto(..) = self.edit {
-            let Some(now) = self.read(session).await? else { return Ok(Some(Saved::DocumentGone)) };
+        if self.edit.onto.is_some() {
+            let Some(now) = self.call.read_in(session, self.held.key.id()).await? else {
+                return Ok(Some(Saved::DocumentGone));
+            };
             if !self.edit.fits(&now) {
                 return Ok(Some(Saved::ChangedMeanwhile(String::new())));
             }
@@ -240,26 +254,24 @@ impl Save<'_> {
                 filter.insert("$expr", unchanged(&now)?);
             }
         }
-        let count = match self.edit.itself() {
-            Edit::Changes(changes) => {
+        let count = match &self.edit.content {
+            Content::Changes(changes) => {
                 return self.write_changes(changes, filter, session, if_unchanged).await;
             }
-            Edit::Creation(document) => {
+            Content::Creation(document) => {
                 documents.insert_one(raw(document)?).session(session).await?;
                 1
             }
-            Edit::Deletion => {
+            Content::Deletion => {
                 let deleted = documents.delete_one(filter).exactly(exact);
                 deleted.session(session).await?.deleted_count
             }
-            Edit::Replacement(document) => {
+            Content::Replacement(document) => {
                 let replaced = documents.replace_one(filter, raw(document)?).exactly(exact);
                 replaced.session(session).await?.matched_count
             }
-            // An edit has one condition.
-            Edit::Onto(..) => 0,
         };
-        if count == 0 && if_unchanged && matches!(self.edit, Edit::Onto(..)) {
+        if count == 0 && if_unchanged && self.edit.onto.is_some() {
             return Ok(None);
         }
         Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
@@ -273,7 +285,7 @@ impl Save<'_> {
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
         let (documents, exact) = (&self.call.documents, [self.held.key.id()]);
-        let Some(now) = self.read(session).await? else {
+        let Some(now) = self.call.read_in(session, self.held.key.id()).await? else {
             return Ok(Some(Saved::DocumentGone));
         };
         if self.call.admission.has_lost_server(self.held.key.id()) && codec::exact(&now).is_none() {
@@ -304,18 +316,12 @@ impl Save<'_> {
         if if_unchanged && updated.matched_count == 0 {
             return Ok(None);
         }
-        if is_unordered && let Some(stored) = self.read(session).await? {
+        if is_unordered && let Some(stored) = self.call.read_in(session, self.held.key.id()).await?
+        {
             changes.were_stored_as(stored);
         }
         let is_there = updated.matched_count > 0;
         Ok(Some(if is_there { Saved::Saved } else { Saved::DocumentGone }))
-    }
-
-    async fn read(&self, session: &mut ClientSession) -> Result<Option<StoredDocument>> {
-        let id = self.held.key.id();
-        let found = self.call.documents.find_one(by_id(id)).exactly([id]);
-        let found = found.max_time(self.call.until.read_limit()).session(session).await?;
-        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
-use crate::{store::Acquisition, version::Version};
+use crate::{
+    store::Acquisition,
+    version::{SharedVersion, Version},
+};
 
 /// A lock that a session or job holds, for guarded writes of the application's own: from
 /// [`HeldDoc::held`](crate::web::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
@@ -23,7 +25,9 @@ pub struct HeldLock {
     pub(crate) tasks: TaskTracker,
     pub(crate) forget: Forget,
     /// The version that a guarded update has stored.
-    pub(crate) version: Arc<Mutex<Option<Version>>>,
+    pub(crate) version: SharedVersion,
+    /// The only version onto which a guarded write may be written, if there is such a condition.
+    pub(crate) onto: SharedVersion,
 }
 
 /// Makes the manager forget the state of the lock, because a guarded write may be under way.

@@ -155,7 +155,7 @@ impl MongoStore {
             )
             .into());
         }
-        let mut doubt = InDoubt(held);
+        let mut doubt = InDoubt::new(held);
         let mut pause = FIRST_PAUSE;
         loop {
             let began = Instant::now();
@@ -163,6 +163,7 @@ impl MongoStore {
                 Err(failed) => failed,
                 Ok(value) => {
                     doubt.0 = &[];
+                    held.iter().for_each(|held| *held.onto.lock() = None);
                     return Ok(value);
                 }
             };
@@ -210,6 +211,8 @@ impl MongoStore {
     ) -> Result<(), TransactionError> {
         guarding(held)?;
         for one in held {
+            // Nobody knows what the transaction makes of the document.
+            *one.version.lock() = None;
             let touched = self.call_for(one)?.touch_in(session, &one.acquisition).await;
             if !touched.map_err(TransactionError::Work)? {
                 return Err(lost(one).into());
@@ -281,31 +284,31 @@ impl MongoStore {
                 Error::custom("the updated document is not of the type")
             })
         };
-        let mut doubt = InDoubt(held_alone);
+        let mut doubt = InDoubt::new(held_alone);
+        let onto = *held.onto.lock();
         let updated = if self.has_transactions_by(until).await? {
             self.transaction(held_alone, change).await
         } else {
+            let session = self.database().client().start_session().await;
+            let mut session = session.map_err(running)?;
+            compare(&call, &mut session, held).await.map_err(running)??;
             match call.touch(acquisition).await {
                 Err(error) => Err(TransactionError::Work(error)),
                 Ok(false) => Err(lost(held).into()),
                 Ok(true) if Instant::now() >= until => Err(TransactionError::Work(too_late())),
-                Ok(true) => {
-                    let changed = async {
-                        change(&mut self.database().client().start_session().await?).await
-                    };
-                    changed.await.map_err(|error| {
-                        let source = save_error(format!("updating {key:?}"), error.clone());
-                        match source.kind() {
-                            StoreErrorKind::Unavailable => LockError::OutcomeUnknown(source).into(),
-                            _ => TransactionError::Work(error),
-                        }
-                    })
-                }
+                Ok(true) => change(&mut session).await.map_err(|error| {
+                    let source = save_error(format!("updating {key:?}"), error.clone());
+                    match source.kind() {
+                        StoreErrorKind::Unavailable => LockError::OutcomeUnknown(source).into(),
+                        _ => TransactionError::Work(error),
+                    }
+                }),
             }
         };
         if updated.is_ok() {
             doubt.0 = &[];
             *held.version.lock() = version;
+            *held.onto.lock() = onto.and(version);
         }
         if let Some(source) = unfit {
             return Err(LockError::Document { key: key.clone(), source });
@@ -393,6 +396,8 @@ impl MongoStore {
             if live.map_err(Failed::Step)?.is_none() {
                 return Err(Failed::Refused(lost(one)));
             }
+            let compared = compare(&call, session, one).await.map_err(Failed::Step)?;
+            compared.map_err(Failed::Refused)?;
         }
         let value = work(session).await.map_err(Failed::Work)?;
         self.confirm_in(session, held).await.map_err(|error| match error {
@@ -413,6 +418,21 @@ impl MongoStore {
     }
 }
 
+/// Compares the document with the only version onto which it may be written. A missing document is left to the write.
+async fn compare(
+    call: &Call<'_>,
+    session: &mut ClientSession,
+    held: &HeldLock,
+) -> Result<Result<(), LockError>, Error> {
+    let Some(onto) = *held.onto.lock() else { return Ok(Ok(())) };
+    let key = &held.acquisition.key;
+    let now = call.read_in(session, key.id()).await?.map(|document| document.version());
+    Ok(match now {
+        Some(version) if version != onto => Err(LockError::StaleCopy { key: key.clone(), version }),
+        _ => Ok(()),
+    })
+}
+
 fn running(error: Error) -> LockError {
     LockError::Store(save_error("running a transaction", error))
 }
@@ -420,6 +440,14 @@ fn running(error: Error) -> LockError {
 /// Until this value is emptied, a write under these locks may be under way, even after its caller is gone. When the
 /// value is dropped, the manager forgets the state of the locks: the next re-entry waits for the write.
 struct InDoubt<'a>(&'a [HeldLock]);
+
+impl<'a> InDoubt<'a> {
+    fn new(held: &'a [HeldLock]) -> Self {
+        // Nobody knows what the write makes of the documents.
+        held.iter().for_each(|held| *held.version.lock() = None);
+        Self(held)
+    }
+}
 
 impl Drop for InDoubt<'_> {
     fn drop(&mut self) {
@@ -432,8 +460,6 @@ impl Drop for InDoubt<'_> {
 /// # Errors
 /// If they guard nothing.
 fn guarding(held: &[HeldLock]) -> Result<&HeldLock, LockError> {
-    // Nobody knows what the write makes of the documents.
-    held.iter().for_each(|held| *held.version.lock() = None);
     if let Some(shared) = held.iter().find(|held| held.acquisition.mode == Mode::Shared) {
         let key = &shared.acquisition.key;
         return Err(misconfigured(format!(

@@ -2,10 +2,10 @@
 //! redirect.
 
 use actix_web::{
-    HttpRequest, HttpResponse,
+    HttpMessage, HttpRequest, HttpResponse,
     http::{
         Uri,
-        header::{CONTENT_TYPE, HeaderName, LOCATION, REFERER},
+        header::{HeaderName, LOCATION, REFERER},
     },
     web::{Bytes, Query},
 };
@@ -27,8 +27,7 @@ fn header(req: &HttpRequest, name: HeaderName) -> Option<&str> {
 
 /// True if the body is that of an HTML form. A program may send JSON under the type of a form, as `curl` does.
 fn is_form(req: &HttpRequest, body: &Bytes) -> bool {
-    let is_said = header(req, CONTENT_TYPE).is_some_and(|it| it.trim_start().starts_with(FORM));
-    is_said && !body.trim_ascii_start().starts_with(b"{")
+    req.content_type().eq_ignore_ascii_case(FORM) && !body.trim_ascii_start().starts_with(b"{")
 }
 
 /// What a call says, and how it is answered.
@@ -37,6 +36,8 @@ pub(super) struct Call<T> {
     is_form: bool,
 }
 
+/// # Errors
+/// If the body is neither, or has a member that the call does not know.
 pub(super) fn read<T: Default + DeserializeOwned>(
     req: &HttpRequest,
     body: Body,

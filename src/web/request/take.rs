@@ -77,7 +77,7 @@ impl RequestLocks {
             self.give_back(iter::once(key)).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
-        if self.names_version()? {
+        if self.names_version() {
             self.compare(key, &self.manager.parts.reads.load(key, self.begin()).await?)?;
         }
         let began = clock::now();

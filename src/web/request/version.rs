@@ -8,7 +8,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     store::StoredDocument,
-    version::Version,
+    version::{SharedVersion, Version},
     web::request::{Mine, RequestLocks},
 };
 
@@ -25,7 +25,7 @@ enum Shown {
     #[default]
     Nothing,
     /// The version of this document. `None` while nobody knows what a write of the application has made of it.
-    One(LockKey, Arc<Mutex<Option<Version>>>),
+    One(LockKey, SharedVersion),
     Several,
 }
 
@@ -48,45 +48,42 @@ impl RequestLocks {
             Some(document) => document,
             None => self.manager.parts.reads.load(key, until).await?,
         };
-        let now = self.compare(key, &document)?;
-        self.shows(key, Some(now));
+        self.compare(key, &document)?;
         Ok(document)
     }
 
     /// Compares the document with the version that the request names, if it names one. Called before a claim as well: a
     /// claim may cost another lock, which must not be lost for a copy that has changed.
-    pub(super) fn compare(&self, key: &LockKey, document: &StoredDocument) -> Result<Version> {
-        let now = document.version();
-        if let Some(accepted) = self.headers.versions()? {
-            let mut versions = self.versions.borrow_mut();
-            if versions.compared.get_or_insert_with(|| key.clone()) != key {
-                return Err(LockError::MalformedVersion);
-            }
-            if !accepted.contains(&now) {
-                return Err(LockError::StaleCopy { key: key.clone(), version: now });
-            }
+    pub(super) fn compare(&self, key: &LockKey, document: &StoredDocument) -> Result<()> {
+        let Some(accepted) = self.headers.versions()? else { return Ok(()) };
+        let mut versions = self.versions.borrow_mut();
+        if versions.compared.get_or_insert_with(|| key.clone()) != key {
+            return Err(LockError::MalformedVersion);
         }
-        Ok(now)
+        let version = document.version();
+        if accepted.contains(&version) {
+            return Ok(());
+        }
+        Err(LockError::StaleCopy { key: key.clone(), version })
     }
 
     /// # Errors
     /// [`LockError::MalformedVersion`] if the request names a version, and means several documents.
     pub(in crate::web) fn check_one_version(&self, documents: usize) -> Result<()> {
-        let is_of_several = documents > 1 && self.names_version()?;
-        if is_of_several { Err(LockError::MalformedVersion) } else { Ok(()) }
+        if documents > 1 && self.names_version() {
+            Err(LockError::MalformedVersion)
+        } else {
+            Ok(())
+        }
     }
 
     /// True if the request goes on only with a certain version of its document.
-    pub(in crate::web) fn names_version(&self) -> Result<bool> {
-        Ok(self.headers.versions()?.is_some())
+    pub(in crate::web) fn names_version(&self) -> bool {
+        !matches!(self.headers.versions(), Ok(None))
     }
 
     /// Notes the version of this document, as this request has loaded or saved it. The returned place may get a later one.
-    pub(in crate::web) fn shows(
-        &self,
-        key: &LockKey,
-        version: Option<Version>,
-    ) -> Arc<Mutex<Option<Version>>> {
+    pub(in crate::web) fn shows(&self, key: &LockKey, version: Option<Version>) -> SharedVersion {
         let place = Arc::new(Mutex::new(version));
         let shown = &mut self.versions.borrow_mut().shown;
         *shown = match shown {

@@ -1,5 +1,7 @@
 //! The version of a document: what a page shows, and what its save expects.
 
+use tokio::sync::Barrier;
+
 use super::*;
 
 const OTHER: &str = "00000000000000000000000000000000";
@@ -229,19 +231,16 @@ async fn an_etag_of_the_handler_stays() {
     assert_eq!(answer.header("etag"), Some("\"mine\""));
 }
 
-/// Each request answers when the test says so, between the load and the write.
+/// Both requests have loaded the document before one of them writes.
 #[actix_web::test]
 async fn of_two_tabs_that_show_the_same_version_only_the_first_saves() {
-    use std::rc::Rc;
-    use tokio::sync::Semaphore;
-
     async fn write(
         mut note: HeldDoc<Note>,
         path: web::Path<(String, String)>,
         form: web::Json<Form>,
-        gate: web::Data<Semaphore>,
+        both: web::Data<Barrier>,
     ) -> Result<impl Responder, LockError> {
-        gate.acquire().await.unwrap().forget();
+        both.wait().await;
         note.text = form.into_inner().text;
         match &*path.1 {
             "save" => note.save().await?,
@@ -252,43 +251,130 @@ async fn of_two_tabs_that_show_the_same_version_only_the_first_saves() {
     }
     for how in ["save", "replace", "delete"] {
         let (locks, store) = embedded().await;
-        let gate = web::Data::new(Semaphore::new(0));
         let session =
             SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
         let app = App::new()
-            .app_data(gate.clone())
+            .app_data(web::Data::new(Barrier::new(2)))
             .wrap(locks.session(session.cookie_secure(false).build()).identify(person))
             .route("/write/{id}/{how}", web::put().to(write))
             .configure(routes);
-        let app = Rc::new(test::init_service(app).await);
-        let alice = Browser::logged_in(&*app, "alice").await;
+        let app = test::init_service(app).await;
+        let alice = Browser::logged_in(&app, "alice").await;
         let shown = version(&alice.post("/note/a").await);
-        let first = alice.copy();
+        let other_tab = alice.copy();
         let uri = |how: &str| format!("/write/a/{how}?version={shown}");
-        let (one, other) = (uri("save"), uri(how));
-        let both = async {
-            tokio::join!(first.put(&one, "first"), async {
-                tokio::task::yield_now().await;
-                alice.put(&other, "second").await
-            })
-        };
-        let opened = async {
-            // Both have loaded the document by then.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            gate.add_permits(1);
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            gate.add_permits(1);
-        };
-        let ((one, other), ()) = tokio::join!(both, opened);
+        let (first, second) = (uri("save"), uri(how));
+        let (one, other) =
+            tokio::join!(alice.put(&first, "first"), other_tab.put(&second, "second"));
         let (saved, refused) = if one.status == 412 { (other, one) } else { (one, other) };
         assert!(saved.status.is_success(), "{how}: {}", saved.text());
-        assert_eq!(refused.problem(412)["code"], "stale_copy", "{how}");
-        if saved.status == 200 {
-            let text = saved.json()["text"].as_str().unwrap().to_owned();
-            assert_eq!(text_of(&store, "a"), text, "{how}");
-            assert_eq!(refused.json()["version"], version(&saved), "{how}");
+        if saved.status == 204 {
+            assert_eq!(refused.problem(404)["code"], "not_found", "{how}");
+            continue;
         }
+        assert_eq!(refused.problem(412)["code"], "stale_copy", "{how}");
+        assert_eq!(text_of(&store, "a"), saved.json()["text"].as_str().unwrap(), "{how}");
+        assert_eq!(refused.json()["version"], version(&saved), "{how}");
+        assert_eq!(refused.header("etag"), None, "{how}");
     }
+}
+
+/// A write of the application's own, by operators.
+#[actix_web::test]
+async fn an_update_by_the_application_is_of_the_named_version_too() {
+    use crate::rig::{
+        self,
+        app::{App as Server, WorkItem},
+        mongod,
+    };
+    use actix_doclock::MongoStore;
+    use mongodb::bson::doc;
+
+    async fn update(
+        item: HeldDoc<WorkItem>,
+        how: web::Path<(String, String)>,
+        store: web::Data<MongoStore>,
+    ) -> Result<impl Responder, LockError> {
+        let items = store.database().collection::<WorkItem>(WorkItem::COLLECTION);
+        let set = |title: &str| doc! { "$set": { "title": title } };
+        if how.1 == "beside-another-program" {
+            items.update_one(doc! {}, set("foreign")).await.unwrap();
+        }
+        for title in ["one", "two"] {
+            let _: WorkItem = store.update(&item.held(), set(title)).await?;
+        }
+        Ok(HttpResponse::Ok().finish())
+    }
+    async fn open(_: LockedDoc<WorkItem>) -> impl Responder {
+        HttpResponse::NoContent()
+    }
+    for uri in [mongod::shared_replica_set().await.uri(), &mongod::shared_standalone().await.uri()]
+    {
+        let database = rig::fresh_database(uri).await;
+        let server = Server::on(&database).await;
+        let items = database.collection::<WorkItem>(WorkItem::COLLECTION);
+        items.insert_one(WorkItem { id: "a".into(), title: "old".into() }).await.unwrap();
+        let session =
+            SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+        let app = App::new()
+            .app_data(web::Data::new(server.store.clone()))
+            .wrap(server.locks.session(session.cookie_secure(false).build()))
+            .route("/item/{id}", web::post().to(open))
+            .route("/item/{id}/{how}", web::put().to(update));
+        let app = test::init_service(app).await;
+        let alice = Browser::new(&app);
+        let shown = version(&alice.post("/item/a").await);
+        let put = async |how: &str, shown: &str| {
+            alice.put(&format!("/item/a/{how}?version={shown}"), "").await
+        };
+        let updated = put("alone", &shown).await;
+        assert_eq!(updated.status, 200, "{}", updated.text());
+        let now = version(&updated);
+        assert_eq!(version(&alice.post("/item/a").await), now, "twice, each onto the one before");
+        let refused = put("beside-another-program", &now).await;
+        assert_eq!(refused.problem(412)["code"], "stale_copy");
+        let stored = items.find_one(doc! {}).await.unwrap().unwrap();
+        assert_eq!(stored.title, "foreign", "nothing was written");
+    }
+}
+
+#[actix_web::test]
+async fn an_answer_about_several_documents_carries_no_version() {
+    async fn both(locks: SessionLocks) -> Result<impl Responder, LockError> {
+        let _a = locks.open::<Note>("a".to_owned()).await?;
+        let _b = locks.open::<Note>("b".to_owned()).await?;
+        let _again = locks.load::<Note>("a".to_owned()).await?;
+        Ok(HttpResponse::Ok())
+    }
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/open", web::post().to(both));
+    let app = test::init_service(app).await;
+    let answer = Browser::new(&app).post("/open").await;
+    assert_eq!((answer.status.as_u16(), answer.header("etag")), (200, None));
+}
+
+/// A page opens its stream of events again by itself, with its tab in the address, when its person has long left.
+#[actix_web::test]
+async fn a_tab_in_the_address_of_a_get_is_no_sign_of_life() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post(&format!("/note/a?tab={ONE}")).await.token();
+    store.age(&key("a"), Duration::from_secs(50));
+    // On a server that has renewed nothing lately, so that a renewal is due.
+    let other = LockManager::builder(store.clone()).ttl(locks.ttl()).build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&other).await;
+    let page = Browser { app: &app, jar: alice.jar.clone() };
+    let left = async || {
+        other.shutdown().await;
+        other.inspect(&key("a")).await.unwrap().unwrap().expires_in().as_secs()
+    };
+    page.get(&format!("/plain?tab={ONE}")).await;
+    assert!(left().await <= 10);
+    page.post(&format!("/locks/heartbeat?tab={ONE}")).await;
+    assert!(left().await > 10);
 }
 
 #[actix_web::test]

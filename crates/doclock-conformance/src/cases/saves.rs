@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use actix_doclock::store::{Original, Topology};
+use actix_doclock::store::{Content, Original, Topology};
 use serde::{Deserialize, Serialize};
 
 fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {
@@ -86,7 +86,7 @@ cases! {
         let page = |text: &str| Page { id: "a".to_owned(), text: text.to_owned() };
         let loaded = store.load(&key("a"), NONE).await.unwrap().unwrap();
         let original = Original::new(loaded, &page("loaded")).unwrap();
-        let changes = |text: &str| Edit::Changes(original.changes_to(&page(text)).unwrap());
+        let changes = |text: &str| Edit::from(original.changes_to(&page(text)).unwrap());
         // Another program has added a field since.
         let now = fields([("_id", "a"), ("text", "loaded"), ("more", "foreign")]);
         let now = StoredDocument::encode(store.format(), &now).unwrap();
@@ -136,13 +136,13 @@ cases! {
         let loaded = is().await;
         let original = Original::new(loaded.clone(), &page("loaded")).unwrap();
         let changes = original.changes_to(&page("changed")).unwrap();
-        let onto = |edit| Edit::Onto(loaded.version(), Box::new(edit));
+        let onto = |edit: Edit| Edit { onto: Some(loaded.version()), ..edit };
         let write = async |text: &str| {
             assert_eq!(store.edits(&mine, encoded(text).into()).await.unwrap(), Saved::Saved);
         };
         write("foreign").await;
         let foreign = is().await;
-        for edit in [changes.clone().into(), encoded("whole").into(), Edit::Deletion] {
+        for edit in [changes.clone().into(), encoded("whole").into(), Content::Deletion.into()] {
             let saved = store.edits(&mine, onto(edit)).await.unwrap();
             assert_eq!(saved, Saved::ChangedMeanwhile(String::new()));
             assert_eq!(is().await, foreign);
@@ -155,7 +155,7 @@ cases! {
             assert_eq!(store.text_of("a").await.unwrap(), "changed");
         }
         let now = is().await.version();
-        let deletion = Edit::Onto(now, Box::new(Edit::Deletion));
+        let deletion = Edit { content: Content::Deletion, onto: Some(now) };
         assert_eq!(store.edits(&mine, deletion.clone()).await.unwrap(), Saved::Saved);
         assert_eq!(store.edits(&mine, deletion).await.unwrap(), Saved::DocumentGone);
     }
@@ -188,7 +188,7 @@ cases! {
         let loaded = store.load(&key("a"), NONE).await.unwrap().unwrap();
         let original = Original::new(loaded, &tagged("loaded")).unwrap();
         replaces("foreign").await;
-        let changes = Edit::Changes(original.changes_to(&tagged("changed")).unwrap());
+        let changes = Edit::from(original.changes_to(&tagged("changed")).unwrap());
         let saved = store.edits(&mine, changes).await.unwrap();
         assert!(matches!(&saved, Saved::ChangedMeanwhile(field) if field == "tags"), "{saved:?}");
         let stored = store.load(&key("a"), NONE).await.unwrap().unwrap();
@@ -266,7 +266,7 @@ cases! {
 
     async fn a_creation_needs_a_live_lock_and_a_free_id(store, alice) {
         let create = async |held: &Lock, id: &str, text: &str| {
-            store.edits(held, Edit::Creation(store.encoded(id, text))).await
+            store.edits(held, Content::Creation(store.encoded(id, text)).into()).await
         };
         let released = store.granted("a", alice).await;
         store.releases(&released).await;
@@ -284,7 +284,7 @@ cases! {
 
     async fn a_deletion_needs_a_live_lock(store, alice, bob) {
         store.put("a", "old").await;
-        let delete = async |held: &Lock| store.edits(held, Edit::Deletion).await.unwrap();
+        let delete = async |held: &Lock| store.edits(held, Content::Deletion.into()).await.unwrap();
         let exists = async || store.exists(&key("a"), NONE).await.unwrap();
         let stale = store.granted("a", alice).await;
         store.age("a", 2 * TTL).await;

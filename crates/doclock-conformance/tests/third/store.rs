@@ -11,8 +11,8 @@ use std::{
 use actix_doclock::{
     Aid, Lock, LockKey, Mode, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, MAX_READERS,
-        PageId, Query, Removal, Renewed, Rules, Saved, StoredDocument, verbs::*,
+        Ability, Acquisition, Active, Claim, Confirmed, Content, Edit, Format, HandedOver,
+        MAX_READERS, PageId, Query, Removal, Renewed, Rules, Saved, StoredDocument, verbs::*,
     },
 };
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
@@ -218,22 +218,21 @@ impl Writable<'_> {
         if now.as_ref().is_some_and(|now| !edit.fits(now)) {
             return Ok(Saved::ChangedMeanwhile(String::new()));
         }
-        let result = match (now, edit.itself()) {
-            (None, Edit::Creation(new)) => {
+        let result = match (now, &edit.content) {
+            (None, Content::Creation(new)) => {
                 check_id(new, |id| is_id_of(id, &held.key))?;
                 Some(new.clone())
             }
-            (Some(_), Edit::Creation(_)) => {
+            (Some(_), Content::Creation(_)) => {
                 return Err(rejected("there is such a document already"));
             }
             (None, _) => return Ok(Saved::DocumentGone),
-            (Some(_), Edit::Deletion) => None,
-            (Some(now), Edit::Replacement(new)) => Some(keep_id(&now, new.clone())?),
-            (Some(now), Edit::Changes(changes)) => match changes.apply(&now) {
+            (Some(_), Content::Deletion) => None,
+            (Some(now), Content::Replacement(new)) => Some(keep_id(&now, new.clone())?),
+            (Some(now), Content::Changes(changes)) => match changes.apply(&now) {
                 Ok(new) => Some(keep_id(&now, new)?),
                 Err(path) => return Ok(Saved::ChangedMeanwhile(path)),
             },
-            (Some(_), Edit::Onto(..)) => return Err(rejected("two conditions")),
         };
         self.write(&name, result.as_ref())?;
         grant.renew_by_save(self.now);
