@@ -1,5 +1,6 @@
 //! The lock API, for pages that lock documents without loading them.
 
+mod breaks;
 mod each;
 mod form;
 mod heartbeat;
@@ -9,7 +10,7 @@ use std::{collections::HashSet, iter, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
-    http::{StatusCode, header::HeaderName},
+    http::StatusCode,
     web::{Bytes, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -18,8 +19,8 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Lock, LockToken, Mode},
-    manager::{MAX_REASON_BYTES, Wait},
-    store::{Acquisition, Released},
+    manager::Wait,
+    store::Acquisition,
     text::{printable, short},
     version::Version,
     web::{
@@ -41,9 +42,6 @@ const MAX_LIST_BYTES: usize = 512 * 1024;
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
-
-/// How many locks a break has removed: 0 if the lock was already gone.
-const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 
 /// The lock API. Mount it under a scope of your choice, inside
 /// [`locks.session(…)`](crate::LockManager::session):
@@ -90,7 +88,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   the page has been left and may not know its token: its exclusive lock on the document is released, and every lock that
 ///   it is granted later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
 /// - `break` accepts `{"reason": "…", "token": "…"}`, and without a document in its path also `"key": "collection/id"`:
-///   the ids `.` and `..` cannot be parts of a path. The reason has at most [`MAX_REASON_BYTES`]. With a
+///   the ids `.` and `..` cannot be parts of a path. The reason has at most [`MAX_REASON_BYTES`](crate::limits::MAX_REASON_BYTES). With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
 ///   broken.
 ///
@@ -121,7 +119,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .service(naming_many("/", "GET, POST").get(own).post(each::acquire))
         .service(naming_many("/heartbeat", "POST").post(heartbeat::renew))
         .service(naming_many("/status", "POST").post(status::of_many))
-        .service(only("/break", "POST").post(break_named))
+        .service(only("/break", "POST").post(breaks::break_named))
         .service(only("/events", "GET").get(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
@@ -132,7 +130,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
                 .delete(release),
         )
         .service(only("/{collection}/{id}/release", "POST").post(release))
-        .service(only("/{collection}/{id}/break", "POST").post(break_lock));
+        .service(only("/{collection}/{id}/break", "POST").post(breaks::break_lock));
 }
 
 /// A resource whose bodies name many documents.
@@ -321,81 +319,6 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
             }
         }
     }
-    Ok(done)
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct BreakBody {
-    reason: String,
-    /// The lock that the person was shown.
-    token: Option<String>,
-    /// Where the browser goes after a form.
-    to: Option<String>,
-}
-
-async fn break_lock(
-    _: SameSite,
-    Locks(locks): Locks,
-    req: HttpRequest,
-    body: Body,
-) -> Result<HttpResponse, Problem> {
-    let key = allowed(&locks, &req, Access::Look).await?;
-    let call = form::read::<BreakBody>(&req, body)?;
-    let done = call.done(&req, call.said.to.as_deref())?;
-    broken(&locks, key, call.said, done).await
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct BreakNamedBody {
-    /// The document, as `"collection/id"`.
-    key: String,
-    reason: String,
-    token: Option<String>,
-    to: Option<String>,
-}
-
-async fn break_named(
-    _: SameSite,
-    Locks(locks): Locks,
-    req: HttpRequest,
-    body: Body,
-) -> Result<HttpResponse, Problem> {
-    let permissions = locks.permissions();
-    permissions.check_any()?;
-    let call = form::read::<BreakNamedBody>(&req, body)?;
-    let done = call.done(&req, call.said.to.as_deref())?;
-    let BreakNamedBody { key, reason, token, to } = call.said;
-    let key = by_name(&permissions, &key)?;
-    permissions.check(&key, Access::Look).await?;
-    broken(&locks, key, BreakBody { reason, token, to }, done).await
-}
-
-/// Breaks the locks on a document that this person may see.
-async fn broken(
-    locks: &RequestLocks,
-    key: LockKey,
-    BreakBody { reason, token, .. }: BreakBody,
-    mut done: HttpResponse,
-) -> Result<HttpResponse, Problem> {
-    if reason.len() > MAX_REASON_BYTES {
-        return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
-    }
-    let token = token.map(|token| parse_token(&token)).transpose()?;
-    let on_it = locks.manager.locks_on(&key).await?;
-    let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
-    // If the document has several readers, all of their locks must be broken, or none.
-    let (meant, actor): (Vec<_>, _) = (on_it.iter().filter(is_meant).collect(), locks.actor());
-    if !meant.iter().all(|lock| locks.manager.parts.settings.may_break(&actor, lock)) {
-        return Err(LockError::BreakRefused { key }.into());
-    }
-    let mut broken = 0;
-    for lock in meant {
-        let outcome = locks.manager.break_lock(lock, &actor, &reason).await?;
-        broken += usize::from(outcome == Released::Released);
-    }
-    done.headers_mut().insert(DOCLOCK_BROKEN, broken.into());
     Ok(done)
 }
 
