@@ -6,6 +6,7 @@ use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
+    takeover::TakenBy,
     version::Version,
 };
 
@@ -109,6 +110,9 @@ pub enum LockError {
         key: LockKey,
         /// The current holder, if one was seen.
         holder: Option<Box<Lock>>,
+        /// The person who broke the lock or took it over, if this server has heard of it within the last minute.
+        /// Otherwise the lock may also have expired, or the session has released it.
+        taken: Option<TakenBy>,
     },
 
     /// The client sent the token of the live lock, but the request belongs to another session, or to none:
@@ -278,6 +282,10 @@ fn label_of(lock: &Lock) -> &str {
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 impl LockError {
+    pub(crate) fn lost(key: LockKey) -> Self {
+        Self::Lost { key, holder: None, taken: None }
+    }
+
     /// True if the database was not reached, or did not say what became of the operation.
     #[cfg(feature = "web")]
     pub(crate) fn is_outage(&self) -> bool {

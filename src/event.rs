@@ -1,6 +1,6 @@
 //! The events of locks, for subscribers.
 
-use crate::{lock::Lock, store::TakenBy};
+use crate::{key::LockKey, lock::Lock, store::Save, takeover::TakenBy};
 
 /// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///
@@ -19,7 +19,10 @@ pub enum LockEvent {
     Broken(Lock, TakenBy),
     /// The session was ended, and the lock with it.
     SessionEnded(Lock),
-    /// Any lock may have changed: read everything again. This is the first event of each subscription, and
+    /// A guarded write of a document was committed. It comes with the lock of the writer, if this process knows it: the
+    /// lock may have been taken and released within some milliseconds.
+    Saved(LockKey, Save, Option<Lock>),
+    /// Any lock may have changed, and any document: read everything again. This is the first event of each subscription, and
     /// also follows each gap.
     Resync,
 }
@@ -34,7 +37,17 @@ impl LockEvent {
             | Self::Expired(lock)
             | Self::Broken(lock, _)
             | Self::SessionEnded(lock) => Some(lock),
+            Self::Saved(_, _, lock) => lock.as_ref(),
             Self::Resync => None,
+        }
+    }
+
+    /// The document of this event. `None` if it is about all of them.
+    #[must_use]
+    pub fn key(&self) -> Option<&LockKey> {
+        match self {
+            Self::Saved(key, ..) => Some(key),
+            other => other.lock().map(|lock| &lock.key),
         }
     }
 
@@ -47,6 +60,7 @@ impl LockEvent {
             Self::Expired(_) => "expired",
             Self::Broken(..) => "broken",
             Self::SessionEnded(_) => "session_ended",
+            Self::Saved(..) => "saved",
             Self::Resync => "resync",
         }
     }

@@ -322,6 +322,9 @@ pub struct Lock {
     /// later than the server's own time of expiry. The server decides; this value tells a holder when to
     /// stop relying on the lock.
     pub expires_at: Instant,
+    /// When the lock ends although it is renewed, at its [`max_hold`](crate::LockManagerBuilder::max_hold), by the same
+    /// clock. `None` if it has no such end.
+    pub ends_at: Option<Instant>,
 }
 
 impl Lock {

@@ -128,7 +128,7 @@ pub(crate) struct Parts {
     /// Only for health: cancelled when a stop has begun, and when `stop` is cancelled.
     pub(crate) stop_begins: CancellationToken,
     pub(crate) servers: Arc<fleet::Servers>,
-    events: Arc<watch::events::Events>,
+    pub(crate) events: Arc<watch::events::Events>,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,

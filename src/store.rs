@@ -45,7 +45,7 @@ mod watch;
 pub use answer::{
     Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire,
 };
-pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal, TakenBy};
+pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal};
 pub(crate) use document::Draft;
 pub use document::{Changes, Content, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
@@ -64,7 +64,7 @@ pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;
 pub use settings::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{Fleet, StoreStatus, Topology};
-pub use watch::{Change, Watch};
+pub use watch::{Change, Save, Watch};
 
 #[cfg(feature = "_simulation")]
 pub use crate::random::seed_randomness;
@@ -72,7 +72,7 @@ pub use crate::random::seed_randomness;
 pub use crate::{
     lock::PageId,
     server::{Flags, ServerNote},
-    takeover::TakeoverKind,
+    takeover::{TakenBy, TakeoverKind},
 };
 
 /// Keeps locks, documents, sessions and servers for a [`LockManager`](crate::LockManager). Implemented for every type

@@ -28,6 +28,15 @@ impl TakeoverKind {
     }
 }
 
+/// Who breaks a lock or takes it over, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenBy {
+    /// By whom: a label to show.
+    pub by: String,
+    /// The reason, in the words of that person.
+    pub reason: String,
+}
+
 /// A break or a takeover: somebody other than the holder has removed a lock, or has taken it over for another session.
 ///
 /// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).

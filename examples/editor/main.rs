@@ -145,6 +145,7 @@ async fn serve<S: SessionStore + 'static>(
                 locks
                     .session(SessionWrap(session))
                     .identify(move |session| person(session, &known.0))
+                    .session_ends_in(|_| actix_session_mongo::session_ends_in())
                     // A visitor reads, and sees who edits.
                     .access_policy(async |person: Option<Actor>, _, access| {
                         person.is_some() || access == Access::Look

@@ -442,6 +442,7 @@ impl LockManagerBuilder {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
+            events: Arc::clone(&events),
         };
         let (announce, served) = (Arc::default(), Arc::default());
         let sessions = Arc::new(Sessions {

@@ -48,8 +48,7 @@ pub struct LockGuard {
 impl LockGuard {
     pub(super) fn new(parts: Arc<Parts>, lock: Lock, wanted: Wanted, owner: Aid) -> Result<Self> {
         // Only possible if somebody has edited the lock record by hand.
-        let held = Acquisition::of(&lock)
-            .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
+        let held = Acquisition::of(&lock).ok_or_else(|| LockError::lost(lock.key.clone()))?;
         let watch = parts.seen.watched.watch(&lock, held.token);
         parts.keep(&wanted, &held, &owner);
         Ok(Self {
@@ -131,7 +130,7 @@ impl LockGuard {
         let scope = Default::default();
         match self.parts.granting.acquire(&wanted, &scope, self.parts.verbs.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
-            Acquired::Lost(key) => Err(LockError::Lost { key, holder: None }),
+            Acquired::Lost(key) => Err(LockError::lost(key)),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
             Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),
         }

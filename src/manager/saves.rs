@@ -7,7 +7,10 @@ use crate::{
     error::{BoxError, LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
-    manager::{collections::Collections, observe, reads::unfit, verbs::Verbs, watched::Seen},
+    manager::{
+        collections::Collections, observe, reads::unfit, verbs::Verbs, watch::events::Events,
+        watched::Seen,
+    },
     store::{Acquisition, Changes, Content, Draft, Edit, Original, Saved, StoredDocument},
     version::Version,
 };
@@ -23,6 +26,7 @@ pub(crate) struct Saves {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
+    pub(super) events: Arc<Events>,
 }
 
 impl Saves {
@@ -195,7 +199,10 @@ impl Saves {
         }
         let saved = match saved {
             Ok(Saved::Saved) => Ok(()),
-            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
+            Ok(Saved::Lost) => {
+                let taken = self.events.taken_by(held.token);
+                Err(LockError::Lost { key, holder: None, taken })
+            }
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
             Ok(Saved::ChangedMeanwhile(_)) if has_condition => Err(self.stale(key, until).await),
             Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),

@@ -80,7 +80,7 @@ impl TryAcquire {
         match self {
             Self::Granted(lock) | Self::AlreadyMine(lock) => Ok(lock),
             Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
-            Self::Lost(key) => Err(LockError::Lost { key, holder: None }),
+            Self::Lost(key) => Err(LockError::lost(key)),
         }
     }
 }

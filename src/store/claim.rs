@@ -6,6 +6,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
     store::Turn,
+    takeover::TakenBy,
 };
 
 /// A claim on a lock, with all that the store needs to grant it.
@@ -77,15 +78,6 @@ impl Active {
             NamedBy::Token(it) => Some(*it) == token,
         })
     }
-}
-
-/// Who breaks a lock or takes it over, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TakenBy {
-    /// By whom: a label to show.
-    pub by: String,
-    /// The reason, in the words of that person.
-    pub reason: String,
 }
 
 /// One grant of a lock, as its holder names it.

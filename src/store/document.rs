@@ -190,6 +190,24 @@ impl Edit {
     }
 }
 
+impl Edit {
+    /// True if it only renews the lock.
+    pub(in crate::store) fn is_empty(&self) -> bool {
+        matches!(&self.content, Content::Changes(changes) if changes.is_empty())
+    }
+
+    /// The version of the document after this edit was written. `None` if the document is deleted.
+    pub(in crate::store) fn version_after(&self) -> Option<Version> {
+        match &self.content {
+            Content::Changes(changes) => changes.stored().map(|document| document.version()),
+            Content::Replacement(document) | Content::Creation(document) => {
+                Some(document.version())
+            }
+            Content::Deletion => None,
+        }
+    }
+}
+
 impl From<Content> for Edit {
     fn from(content: Content) -> Self {
         Self { content, onto: None }

@@ -484,6 +484,8 @@ impl Grant {
             holder: self.holder.clone(),
             since: self.since,
             expires_at: moment.instant_of(self.expires()),
+            // The grace period of a page that has gone is no end: the page may come back.
+            ends_at: self.leaving.unwrap_or(self.until).map(|until| moment.instant_of(until)),
         }
     }
 }
@@ -503,6 +505,7 @@ impl Queued {
             holder: Some(place.holder.clone()),
             since: SystemTime::UNIX_EPOCH + Duration::from_millis(place.first.0),
             expires_at: moment.instant_of(self.until),
+            ends_at: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     key::LockKey,
     lock::LockToken,
     store::{StoreResult, TakenBy},
+    version::Version,
 };
 
 /// Changes of one collection's locks, as [`Locks::watch`](crate::store::Locks::watch) reports them.
@@ -28,8 +29,20 @@ pub enum Change {
     /// This acquisition of the lock was broken or taken over. Another `Freed` or `Granted` may
     /// follow.
     Broken(LockKey, LockToken, TakenBy),
+    /// A guarded write of this document was committed. The lock may be gone by now.
+    Saved(LockKey, Save),
     /// Changes may have been missed, for any document.
     Missed,
+}
+
+/// A guarded write, as it is told after its commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Save {
+    /// The label of the [holder](crate::Holder) who wrote.
+    pub by: String,
+    /// The version of the document after the write. `None` if the document was deleted, or if the writer did not read
+    /// it again: look.
+    pub version: Option<Version>,
 }
 
 impl Watch {

@@ -149,7 +149,16 @@ struct MineBody {
     expires_in_ms: u64,
     state: &'static str,
     #[serde(flatten)]
+    end: Option<EndBody>,
+    #[serde(flatten)]
     document: Option<DocumentBody>,
+}
+
+/// An end of the lock that no heartbeat moves.
+#[derive(Serialize)]
+struct EndBody {
+    ends_in_ms: u64,
+    ends_why: &'static str,
 }
 
 /// The document under the lock, for a client that has named the version that it shows.
@@ -160,8 +169,11 @@ struct DocumentBody {
     current: bool,
 }
 
-impl From<&Lock> for MineBody {
-    fn from(lock: &Lock) -> Self {
+impl MineBody {
+    fn of(lock: &Lock, locks: &RequestLocks) -> Self {
+        let end = locks
+            .end_of(lock)
+            .map(|(left, ends_why)| EndBody { ends_in_ms: millis(left), ends_why });
         Self {
             key: KeyBody::from(&lock.key),
             mode: lock.mode,
@@ -169,6 +181,7 @@ impl From<&Lock> for MineBody {
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             state: "mine",
+            end,
             document: None,
         }
     }
@@ -186,7 +199,7 @@ async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>> {
     let lockable: HashSet<_> =
         locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
     let bodies = all.iter().map(|lock| {
-        let mine = MineBody::from(lock);
+        let mine = MineBody::of(lock, locks);
         MineBody { token: mine.token.filter(|_| lockable.contains(&lock.key)), ..mine }
     });
     Ok(bodies.collect())
@@ -227,7 +240,7 @@ async fn acquire(
         locks.shows(&key, Some(version));
         DocumentBody { version, current: version == shown }
     });
-    Ok((Current(MineBody { document, ..MineBody::from(&mine.lock) }), status))
+    Ok((Current(MineBody { document, ..MineBody::of(&mine.lock, locks) }), status))
 }
 
 /// Takes or confirms the lock of a document that exists, for a person who may lock it. Returns the version of the

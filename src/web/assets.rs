@@ -19,11 +19,16 @@ pub(super) fn routes(config: &mut ServiceConfig) {
     let file = |path| only(path, "GET, HEAD");
     config
         .service(file("/client.js").get(client).route(web::head().to(client)))
+        .service(file("/keep.js").get(keep).route(web::head().to(keep)))
         .service(file("/client.d.ts").get(client_types).route(web::head().to(client_types)));
 }
 
 async fn client(req: HttpRequest) -> HttpResponse {
     file(&req, JAVASCRIPT, include_str!("assets/client.js"))
+}
+
+async fn keep(req: HttpRequest) -> HttpResponse {
+    file(&req, JAVASCRIPT, include_str!("assets/keep.js"))
 }
 
 async fn client_types(req: HttpRequest) -> HttpResponse {

@@ -21,7 +21,7 @@ use crate::{
     clock,
     event::LockEvent,
     key::LockKey,
-    lock::{Aid, Lock, TabId},
+    lock::{Aid, TabId},
     manager::watch::{
         ends::{EndOf, came},
         events::LockEvents,
@@ -169,13 +169,12 @@ impl Listener {
     /// The message with the events that this receiver has asked for, and may see.
     async fn message(&self, events: &[Arc<LockEvent>]) -> Option<String> {
         let is_asked_for =
-            |lock: &&Lock| self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key));
-        let asked_for = events.iter().filter_map(|event| event.lock().filter(is_asked_for));
-        let asked_for = asked_for.map(|lock| lock.key.clone()).collect();
-        let visible = self.permissions.visible(asked_for).await?;
+            |key: &&LockKey| self.keys.as_ref().is_none_or(|keys| keys.contains(*key));
+        let asked_for = events.iter().filter_map(|event| event.key().filter(is_asked_for));
+        let visible = self.permissions.visible(asked_for.cloned().collect()).await?;
         let mut message = String::new();
         for event in events {
-            if event.lock().is_none_or(|lock| visible.contains(&lock.key)) {
+            if event.key().is_none_or(|key| visible.contains(key)) {
                 let data = self.data(event);
                 let _ = write!(message, "event: {}\ndata: {data}\n\n", event.name());
             }
@@ -185,6 +184,17 @@ impl Listener {
 
     /// The data of the event for this receiver.
     fn data(&self, event: &Arc<LockEvent>) -> Value {
+        if let LockEvent::Saved(key, save, lock) = &**event {
+            let whose = lock.as_ref().map(|lock| whose(lock, self.aid.as_ref(), self.tab));
+            return json!({
+                "key": key.to_string(),
+                "collection": key.collection(),
+                "id": key.id().to_string(),
+                "whose": whose.unwrap_or("held"),
+                "by": save.by,
+                "version": save.version,
+            });
+        }
         let Some(lock) = event.lock() else {
             return json!({ "told": self.permissions.manager.parts.is_told_of_events() });
         };

@@ -18,6 +18,7 @@ use crate::{
     key::{InvalidKey, LockKey},
     lock::Lock,
     manager::{LockManager, log_limit::LogLimit},
+    takeover::TakenBy,
     text::{printable, short},
     web::format::{millis, rfc3339},
 };
@@ -163,8 +164,15 @@ impl From<&LockError> for Problem {
                 .with("until", rfc3339(freeze.until))
                 .retry_after(freeze.ends_in().min(ASK_AGAIN_AFTER)),
             LockError::PastFreeze => problem(StatusCode::BAD_REQUEST, "past_freeze"),
-            LockError::Lost { holder, .. } => {
-                lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref())
+            LockError::Lost { holder, taken, .. } => {
+                let lost = lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref());
+                match taken {
+                    Some(TakenBy { by, reason }) => lost
+                        .with("cause", "broken")
+                        .with("by", by.as_str())
+                        .with("reason", reason.as_str()),
+                    None => lost,
+                }
             }
             LockError::ChangedMeanwhile { field, .. } => {
                 problem(StatusCode::CONFLICT, "changed_meanwhile").with("field", field.as_str())

@@ -289,6 +289,21 @@ impl RequestLocks {
         }
     }
 
+    /// The next end of this lock that no heartbeat moves, and why it comes. An idle person moves it by any sign of life.
+    pub(super) fn end_of(&self, lock: &Lock) -> Option<(Duration, &'static str)> {
+        let now = clock::now();
+        let max_hold = lock.ends_at.map(|at| (at.saturating_duration_since(now), "max_hold"));
+        // The last heartbeat before that moment may still have renewed the lock.
+        let idle = self.headers.idle_in.map(|left| (left.max(lock.expires_in()), "idle"));
+        let session = match (&*self.whose.borrow(), &self.settings.session_ends_in) {
+            (Whose::Session(session), Some(ends_in)) => {
+                ends_in(session).map(|left| (left, "session"))
+            }
+            _ => None,
+        };
+        [max_hold, idle, session].into_iter().flatten().min_by_key(|(left, _)| *left)
+    }
+
     /// Called when the handler has answered. Changes to the session are still saved after this call.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();

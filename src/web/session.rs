@@ -1,6 +1,6 @@
 //! `locks.session(…)`: a wrap around a session middleware, with one part of the locks around it and one inside it.
 
-use std::rc::Rc;
+use std::{rc::Rc, time::Duration};
 
 use actix_session::{Session, SessionExt};
 use actix_web::{
@@ -98,6 +98,19 @@ impl<M> LockingSession<M> {
     /// [access policy](Self::access_policy).
     pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {
         self.settings.identify = Some(Rc::new(identify));
+        self
+    }
+
+    /// How much time a session has left if its lifetime is fixed, as twelve hours after the login: pages
+    /// [warn](crate::guide#nothing-typed-is-lost) their person before it ends. Default: unknown, and no page warns.
+    ///
+    /// Return `None` if each request extends the session. The store `actix-session-mongo` knows the time:
+    /// `.session_ends_in(|_| actix_session_mongo::session_ends_in())`.
+    pub fn session_ends_in(
+        mut self,
+        left: impl Fn(&Session) -> Option<Duration> + 'static,
+    ) -> Self {
+        self.settings.session_ends_in = Some(Rc::new(left));
         self
     }
 }

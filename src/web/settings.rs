@@ -2,6 +2,7 @@
 
 use std::{fmt, rc::Rc, time::Duration};
 
+use actix_session::Session;
 use actix_web::{HttpRequest, HttpResponse, dev::RequestHead};
 
 use crate::{
@@ -17,6 +18,9 @@ use crate::{
 
 /// Renders an error of the wrap.
 type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
+
+/// Tells how much of its fixed lifetime a session has left.
+type SessionEndsIn = dyn Fn(&Session) -> Option<Duration>;
 
 /// Names the collection of a type for a request.
 type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
@@ -37,6 +41,7 @@ pub(super) struct Settings {
     /// The longest wait that a client may ask for.
     pub(super) longest_wait: Duration,
     pub(super) idle_after: Option<Duration>,
+    pub(super) session_ends_in: Option<Rc<SessionEndsIn>>,
     pub(super) same_site: Rc<same_site::Rules>,
     pub(super) render: Option<Rc<Render>>,
 }

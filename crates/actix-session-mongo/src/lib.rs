@@ -17,4 +17,4 @@ pub use error::{BoxError, Error};
 pub use indexes::{DATES, indexes};
 pub use records::{ACTIONS, StoredSession};
 pub use store::MongoSessionStore;
-pub use wrap::SessionWrap;
+pub use wrap::{SessionWrap, session_ends_in};

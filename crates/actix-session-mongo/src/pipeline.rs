@@ -131,6 +131,13 @@ pub(crate) fn is_due(call: Uuid) -> Document {
     ] }
 }
 
+/// The state of a session, and the time that it has left, as a duration.
+pub(crate) fn state_and_rest() -> Document {
+    let is_date = doc! { "$eq": [{ "$type": "$expires" }, "date"] };
+    let left = doc! { "$subtract": ["$expires", "$$NOW"] };
+    doc! { "_id": 0, "state": 1, "left": { "$cond": [is_date, left, "$$REMOVE"] } }
+}
+
 /// The rest of the absolute time-out, for the session with the next key. A duration, so that no date
 /// travels through a client.
 pub(crate) fn absolute_left() -> Document {

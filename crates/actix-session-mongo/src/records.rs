@@ -92,10 +92,14 @@ impl Records {
         indexes::prepare(&self.collection).await
     }
 
-    pub(crate) async fn load(&self, key: &str) -> Result<Option<State>> {
-        let found = self.collection.find_one(pipeline::live("_id", hashed(key))).await?;
-        let Some(record) = found else { return Ok(None) };
-        let state = state_of(&record);
+    /// The state of a live session, and how much time it has left.
+    pub(crate) async fn load(&self, key: &str) -> Result<Option<(State, Option<Duration>)>> {
+        let found = self.collection.find_one(pipeline::live("_id", hashed(key)));
+        let Some(record) = found.projection(pipeline::state_and_rest()).await? else {
+            return Ok(None);
+        };
+        let left = record.get_i64("left").ok().and_then(|left| left.try_into().ok());
+        let state = state_of(&record).map(|state| (state, left.map(Duration::from_millis)));
         if state.is_none() {
             // Logged only once, because the record cannot be loaded from then on.
             log::warn!(

@@ -177,8 +177,12 @@ impl SessionStore for MongoSessionStore {
         let key = key.as_ref().to_owned();
         let state = self
             .run("loading a web session", key.clone(), |records, key| Box::pin(records.load(key)));
-        let state = state.await.map_err(|e| LoadError::Other(failed(e)))?;
-        request(|it| it.loaded = state.clone().map(|state| (key, state)));
+        let loaded = state.await.map_err(|e| LoadError::Other(failed(e)))?;
+        let (state, left) = loaded.unzip();
+        request(|it| {
+            it.loaded = state.clone().map(|state| (key, state));
+            it.left = left.flatten();
+        });
         Ok(state)
     }
 

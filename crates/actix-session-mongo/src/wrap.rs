@@ -27,6 +27,8 @@ tokio::task_local! {
 pub(crate) struct Request {
     /// The key of the loaded session, and the state as it was loaded.
     pub(crate) loaded: Option<(String, State)>,
+    /// How much time the session had left when it was loaded.
+    pub(crate) left: Option<Duration>,
     /// The rest of the absolute time-out when the session gave up its key.
     pub(crate) absolute_left: Option<Duration>,
     /// True if the session had ended before it could be saved or extended.
@@ -40,6 +42,14 @@ pub(crate) struct Request {
 /// `None` outside of the wrap.
 pub(crate) fn request<T>(access: impl FnOnce(&mut Request) -> T) -> Option<T> {
     REQUEST.try_with(|request| access(&mut request.borrow_mut())).ok()
+}
+
+/// How much time the session of this request had left when it was loaded. Later requests extend it only if the
+/// session middleware says so (`TtlExtensionPolicy::OnEveryRequest`), or if they change the session. `None` for a new
+/// session, and outside of the [wrap](SessionWrap).
+#[must_use]
+pub fn session_ends_in() -> Option<Duration> {
+    request(|it| it.left).flatten()
 }
 
 /// A wrap around a session middleware with a [`MongoSessionStore`](crate::MongoSessionStore).

@@ -26,6 +26,8 @@ export function open(id, doc) {
     acquire: session.me !== null,
     onheld: () => held(v),
     onlost: loss => lost(v, loss),
+    onstale: () => held(v),
+    onsaved: () => load(v),
     onchange: () => changed(v),
   });
   load(v);
@@ -33,13 +35,19 @@ export function open(id, doc) {
 
 async function load(v) {
   const answer = await call('GET', docUrl(v.id));
-  if (view !== v || v.mode === 'edit' || v.mode === 'lost') return;
-  if (answer.ok) v.doc = answer.body;
+  if (view !== v || v.mode === 'edit') return;
+  if (answer.ok) shows(v, answer);
+  v.conflict = v.mode === 'lost' && isDirty();   // the saved text beside the typed one
   v.error = answer.ok ? '' : explain(answer.body);
   render();
 }
 
-// This page holds the lock, for the first time or again: somebody may have saved in between.
+function shows(v, { body, version }) {
+  v.doc = body;
+  v.lock.version = version;   // saves are written onto this version only
+}
+
+// This page holds the lock, for the first time or again: somebody may have saved in between. Or it is told so at a save.
 async function held(v) {
   const answer = await call('GET', docUrl(v.id));
   if (view !== v || !v.lock.token) return;
@@ -49,13 +57,21 @@ async function held(v) {
   }
   const typed = isDirty() ? fields() : null;
   v.conflict = Boolean(typed && (v.conflict || !same(answer.body, v.doc)) && !same(answer.body, typed));
-  Object.assign(v, { doc: answer.body, error: '', saved: 0 });
+  shows(v, answer);
+  Object.assign(v, { error: '', saved: 0 });
   if (!typed) fill(answer.body);
+  v.keeper ??= v.lock.keep($('form'), { onkept: text => offer(v, text), onproblem: () => { v.isUnkept = true; } });
   if (v.mode === 'read' && v.holder) {
     v.isNews = document.hidden;
     notice('You can edit now: ', name(v.holder), ' has finished.');
   }
   enter(v, 'edit');
+}
+
+/** Text that was typed on this document before, and never saved. */
+function offer(v, text) {
+  v.kept = text;
+  if (view === v) render();
 }
 
 function lost(v, { kind }) {
@@ -126,6 +142,7 @@ async function remove() {
 }
 
 export function close() {
+  view?.keeper?.then(keeper => keeper.close());
   view?.lock.close();
   view = null;
   if ($('holder').open) $('holder').close();
@@ -196,6 +213,17 @@ function banner(v) {
     return {
       kind: 'held', title: ['This document was changed while you did not have the lock.'],
       text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'],
+    };
+  }
+  if (mode === 'edit' && lock.ending) {
+    const { why, at, canExtend } = lock.ending;
+    return {
+      kind: 'held', title: [`Your lock ends in ${left(at)}.`],
+      text: [{
+        idle: 'Nobody has touched this page for a while.',
+        session: 'Your login ends then. Save your text, and log in again.',
+        max_hold: 'Nobody may lock a document for longer. Save your text.',
+      }[why], ' Your text stays in this browser.'], enter: canExtend && 'Go on editing',
     };
   }
   if (mode !== 'read') return { kind: '' };
@@ -303,6 +331,9 @@ function renderForm(v) {
   for (const id of ['save', 'save-close', 'delete']) $(id).disabled = v.mode !== 'edit' || Boolean(v.busy);
   for (const id of ['title', 'body']) $(id).readOnly = Boolean(v.closing);
   show($('saved'), Boolean(v.conflict));
+  show($('kept'), Boolean(v.kept));
+  put($('kept-when'), v.kept ? `Typed ${ago(v.kept.at)}, and not saved` : '');
+  put($('kept-text'), v.kept ? v.kept.differences.map(({ kept }) => kept).join('\n\n') : '');
   put($('saved-title'), v.doc.title);
   put($('saved-body'), v.doc.body);
   put($('save-state'), v.busy ? 'Working…' : isDirty() ? 'Unsaved changes' : v.saved ? `Saved at ${clock(v.saved)}` : '');
@@ -333,6 +364,7 @@ $('enter').addEventListener('click', () => {
   const { lock } = view;
   if (!session.me) $('name').focus();
   else if (isOfAnother(view)) isDirty() ? discard().then(sure => sure && openAgain()) : openAgain();
+  else if (lock.ending) lock.extend();
   else if (lock.state === 'mine_elsewhere') lock.takeOver();
   else lock.acquire();
 });
@@ -353,6 +385,14 @@ $('form').addEventListener('input', () => { view.saved = 0; render(); });
 $('save-close').addEventListener('click', () => save(true));
 $('delete').addEventListener('click', remove);
 $('close').addEventListener('click', () => { location.hash = '#/'; });
+for (const what of ['restore', 'discard']) {
+  $('kept-' + what).addEventListener('click', () => {
+    view.kept[what]();
+    view.kept = null;
+    render();
+    $('body').focus();
+  });
+}
 $('use-saved').addEventListener('click', async () => {
   if (!await discard()) return;
   fill(view.doc);

@@ -17,7 +17,7 @@ export async function call(method, url, { json, lock, releases } = {}) {
     const text = await answer.text();
     let body = { status: answer.status };
     try { body = JSON.parse(text); } catch { /* no content, or not JSON */ }
-    return { ok: answer.ok, status: answer.status, body };
+    return { ok: answer.ok, status: answer.status, body, version: answer.headers.get('ETag')?.replaceAll('"', '') };
   } catch {
     return { ok: false, status: 0, body: { detail: 'the server cannot be reached; try again' } };
   }

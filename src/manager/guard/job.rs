@@ -159,7 +159,7 @@ impl Job {
         let guard = self.acquire(key, wait).await?;
         tokio::select! {
             biased;
-            () = guard.lost() => Err(LockError::Lost { key: key.clone(), holder: None }),
+            () = guard.lost() => Err(LockError::lost(key.clone())),
             done = work => {
                 if let Err(e) = guard.release().await {
                     log::warn!(
@@ -189,7 +189,7 @@ impl Job {
         let (parts, scope) = (Arc::clone(&self.parts), TaskTracker::new());
         let lock = match parts.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
-            Acquired::Lost(key) => return Err(LockError::Lost { key, holder: None }),
+            Acquired::Lost(key) => return Err(LockError::lost(key)),
             Acquired::AlreadyMine(lock) => lock,
             Acquired::Granted(fresh) => fresh.confirm(),
         };

@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     clock,
     event::LockEvent,
-    lock::{Lock, LockToken},
+    lock::LockToken,
     manager::{
         Parts,
         pauses::jittered,
@@ -41,7 +41,7 @@ const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
 /// The subscribers, the collections that have a task, and the recent takeovers.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Events(Mutex<Feed>);
+pub(crate) struct Events(Mutex<Feed>);
 
 #[derive(Debug)]
 struct Feed {
@@ -67,9 +67,9 @@ impl Events {
         taken_by.insert(token, (taken, clock::now()));
     }
 
-    fn taken_by(&self, lock: &Lock) -> Option<TakenBy> {
-        let state = self.0.lock();
-        state.taken.get(&lock.token?).map(|(taken, _)| taken.clone())
+    /// Who has taken this acquisition from its holder, if that is recent.
+    pub(crate) fn taken_by(&self, token: LockToken) -> Option<TakenBy> {
+        self.0.lock().taken.get(&token).map(|(taken, _)| taken.clone())
     }
 
     pub(in crate::manager) fn tell(&self, event: LockEvent) {
@@ -218,6 +218,10 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
                 Ok(Change::Broken(key, token, taken)) => {
                     now.events.was_taken(token, taken);
                     changed.insert(key);
+                }
+                Ok(Change::Saved(key, save)) => {
+                    let lock = known.writer_of(&key);
+                    now.events.tell(LockEvent::Saved(key, save, lock));
                 }
                 Ok(Change::Missed) | Err(_) => return,
             }

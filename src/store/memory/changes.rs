@@ -27,6 +27,10 @@ impl Changes {
         let _ = self.0.send(change);
     }
 
+    pub(super) fn are_watched(&self) -> bool {
+        self.0.receiver_count() > 0
+    }
+
     pub(super) fn watch(&self, collection: &str) -> Watch {
         let collection = collection.to_owned();
         let changes = stream::unfold(self.0.subscribe(), |mut changes| async {
@@ -39,9 +43,10 @@ impl Changes {
         });
         let ours = changes.filter(move |change| {
             ready(match change {
-                Change::Freed(key) | Change::Granted(key) | Change::Broken(key, ..) => {
-                    key.collection() == collection
-                }
+                Change::Freed(key)
+                | Change::Granted(key)
+                | Change::Broken(key, ..)
+                | Change::Saved(key, _) => key.collection() == collection,
                 Change::Missed => true,
             })
         });

@@ -6,7 +6,7 @@ use crate::{
     key::LockKey,
     lock::Mode,
     store::{
-        Acquisition, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
+        Acquisition, Change, Deadline, Documents, Edit, Save, Saved, StoreResult, StoredDocument,
         lock_rules::Grant,
         memory::{MemoryStore, save, state::State},
     },
@@ -29,7 +29,7 @@ impl Documents for MemoryStore {
             let message = "saving: the deadline has passed; nothing was written";
             return Err(StoreError::new(StoreErrorKind::Unavailable, message));
         }
-        let State { locks, documents, .. } = &mut *state;
+        let State { locks, documents, changes, .. } = &mut *state;
         let guards = |grant: &&mut Grant| {
             grant.is_acquisition(aid, *token) && grant.is_live(now) && grant.mode == Mode::Exclusive
         };
@@ -41,6 +41,11 @@ impl Documents for MemoryStore {
         if saved == Saved::Saved {
             guard.renew(now, guard.ttl);
             guard.again = true;
+            if !edit.is_empty() && changes.are_watched() {
+                let by = guard.holder.as_ref().map_or_else(String::new, |it| it.label.clone());
+                let save = Save { by, version: edit.version_after() };
+                changes.tell(Change::Saved(key.clone(), save));
+            }
         }
         Ok(saved)
     }

@@ -7,7 +7,7 @@ use std::{
 
 use mongodb::{
     Client, ClientSession,
-    bson::{Document, RawDocumentBuf, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     options::{ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
@@ -16,7 +16,6 @@ use tokio::{
     task::spawn_blocking,
     time::{sleep, timeout_at},
 };
-use uuid::Uuid;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -34,6 +33,7 @@ use crate::{
             filters::{Target, and_live, renewed_exclusive},
             ids::{Exactly, by_id},
             send::Write,
+            watch::{renewal, saved_as},
         },
     },
 };
@@ -105,9 +105,7 @@ impl Call<'_> {
         let _permit = self.store.save_permit(latest).await?;
         let save = Save { call: self, held, edit, latest };
         // Without changes, only renews the lock.
-        if let Edit { content: Content::Changes(changes), onto: None } = edit
-            && changes.is_empty()
-        {
+        if edit.is_empty() && edit.onto.is_none() {
             let (is_held, exists) = (self.touch(held).await?, self.exists(id).await?);
             return Ok(match (is_held, exists) {
                 (false, _) => Saved::Lost,
@@ -128,29 +126,31 @@ impl Call<'_> {
 
     /// Renews the lock for a guarded write, and marks the lock as known to a request.
     ///
-    /// The name of the save is always new, so that the record changes even if no date does. With a `ts`
+    /// `saved` names the write. The name is always new, so that the record changes even if no date does. With a `ts`
     /// ahead of the clock (after a failover from a server whose clock was ahead, or within one millisecond)
     /// all other fields may stay the same, and a transaction that writes nothing conflicts with nothing.
-    fn touched(&self) -> Vec<Document> {
+    fn touched(&self, saved: Bson) -> Vec<Document> {
         let mut renewed = renewed_exclusive("$ttl", &self.rules);
         renewed.insert("again", true);
-        renewed.insert("saved", Uuid::new_v4().to_string());
+        renewed.insert("saved", saved);
         vec![doc! { "$set": renewed }]
     }
 
     // update returns: 1 → live and renewed; 0 → expired, released or broken, or another acquisition holds the lock.
     pub(super) async fn touch(&self, held: &Acquisition) -> Result<bool> {
-        let touched = Write::Update(self.touched());
+        let touched = Write::Update(self.touched(renewal()));
         Ok(self.write_one(held.key.id(), self.live(held), &touched).await? > 0)
     }
 
-    // As `touch`, in a transaction. A conflict → somebody else changes the record at this moment; transient.
+    // As `touch`, in a transaction: what `saved` says is told after the commit. A conflict → somebody else changes the
+    // record at this moment; transient.
     pub(super) async fn touch_in(
         &self,
         session: &mut ClientSession,
         held: &Acquisition,
+        saved: Bson,
     ) -> Result<bool> {
-        let touched = self.primary.update_one(self.live(held), self.touched());
+        let touched = self.primary.update_one(self.live(held), self.touched(saved));
         let touched = touched.exactly([held.key.id()]);
         Ok(touched.session(session).await?.matched_count > 0)
     }
@@ -207,7 +207,9 @@ impl Save<'_> {
         // Within a transaction the server does not wait for other transactions, so no time limit is
         // needed.
         let written = self.write(session, false).await?.unwrap_or(Saved::DocumentGone);
-        let is_held = self.call.touch_in(session, self.held).await?;
+        let saved =
+            if self.edit.is_empty() { renewal() } else { saved_as(self.edit.version_after()) };
+        let is_held = self.call.touch_in(session, self.held, saved).await?;
         Ok(if is_held { written } else { Saved::Lost })
     }
 

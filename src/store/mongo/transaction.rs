@@ -25,6 +25,7 @@ use crate::{
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
             ids::{Exactly, by_id},
+            watch::saved_as,
         },
     },
     version::Version,
@@ -210,10 +211,19 @@ impl MongoStore {
         held: &[HeldLock],
     ) -> Result<(), TransactionError> {
         guarding(held)?;
+        // Nobody knows what the transaction makes of the documents.
+        held.iter().for_each(|one| *one.version.lock() = None);
+        self.touch_all(session, held).await
+    }
+
+    async fn touch_all(
+        &self,
+        session: &mut ClientSession,
+        held: &[HeldLock],
+    ) -> Result<(), TransactionError> {
         for one in held {
-            // Nobody knows what the transaction makes of the document.
-            *one.version.lock() = None;
-            let touched = self.call_for(one)?.touch_in(session, &one.acquisition).await;
+            let (call, saved) = (self.call_for(one)?, saved_as(one.version()));
+            let touched = call.touch_in(session, &one.acquisition, saved).await;
             if !touched.map_err(TransactionError::Work)? {
                 return Err(lost(one).into());
             }
@@ -263,7 +273,7 @@ impl MongoStore {
         }
         let until = Instant::now() + guarding(held_alone)?.deadline;
         let call = self.call_for(held)?.with(Deadline::at(until));
-        let (mut unfit, mut version) = (None, None);
+        let mut unfit = None;
         let mut change = async |session: &mut ClientSession| {
             let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
@@ -277,7 +287,8 @@ impl MongoStore {
                 }
                 changed => changed?,
             };
-            version = changed.as_ref().map(|document| Version::of(document.as_bytes()));
+            let version = changed.as_ref().map(|document| Version::of(document.as_bytes()));
+            *held.version.lock() = version;
             let fits = changed.map(|document| decode::<T>(document.as_bytes())).transpose();
             fits.map_err(|source| {
                 unfit = Some(source);
@@ -307,8 +318,9 @@ impl MongoStore {
         };
         if updated.is_ok() {
             doubt.0 = &[];
-            *held.version.lock() = version;
-            *held.onto.lock() = onto.and(version);
+            *held.onto.lock() = onto.and(held.version());
+        } else {
+            *held.version.lock() = None;
         }
         if let Some(source) = unfit {
             return Err(LockError::Document { key: key.clone(), source });
@@ -400,7 +412,7 @@ impl MongoStore {
             compared.map_err(Failed::Refused)?;
         }
         let value = work(session).await.map_err(Failed::Work)?;
-        self.confirm_in(session, held).await.map_err(|error| match error {
+        self.touch_all(session, held).await.map_err(|error| match error {
             TransactionError::Lock(error) => Failed::Refused(error),
             TransactionError::Work(error) => Failed::Step(error),
         })?;
@@ -487,7 +499,7 @@ fn refused(key: &LockKey, error: TransactionError) -> LockError {
 }
 
 fn lost(held: &HeldLock) -> LockError {
-    LockError::Lost { key: held.acquisition.key.clone(), holder: None }
+    LockError::lost(held.acquisition.key.clone())
 }
 
 fn misconfigured(what: impl Into<String>) -> LockError {

@@ -10,18 +10,21 @@ use mongodb::{
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::{
     error::StoreErrorKind,
     key::LockKey,
     lock::LockToken,
     store::{
-        Change, TakenBy, Watch,
+        Change, Save, TakenBy, Watch,
         mongo::{
-            Call, DRIVERS_POOL, MongoStore, Prepared, codec,
+            Call, DRIVERS_POOL, MongoStore, Prepared,
+            codec::{self, is},
             error::{Doing, Result, failure, unavailable},
         },
     },
+    version::Version,
 };
 
 /// How long the server keeps a request open while nothing happens.
@@ -145,6 +148,7 @@ fn pipeline() -> Vec<Document> {
         is_set("until"),
         is_set("readers"),
         is_set("queue"),
+        doc! { update("updatedFields.saved"): { "$regex": " " } },
         doc! { "$expr": matters },
     ];
     let taken =
@@ -152,6 +156,7 @@ fn pipeline() -> Vec<Document> {
     let fields = doc! {
         "operationType": 1, "documentKey": 1, "taken": taken, "aid": "$fullDocument.aid", "set": names,
         "removed": "$updateDescription.removedFields",
+        "saved": "$updateDescription.updatedFields.saved",
         "shortened": "$updateDescription.truncatedArrays.field",
     };
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
@@ -161,6 +166,9 @@ fn pipeline() -> Vec<Document> {
 fn read(key: LockKey, event: &Document) -> Option<Change> {
     if let Some((token, taken)) = event.get_str("taken").ok().and_then(read_taken) {
         return Some(Change::Broken(key, token, taken));
+    }
+    if let Some(save) = event.get_str("saved").ok().and_then(read_saved) {
+        return Some(Change::Saved(key, save));
     }
     let names = |list| event.get_array(list).into_iter().flatten().filter_map(Bson::as_str);
     let has = |list, field| names(list).any(|name| name == field);
@@ -198,4 +206,26 @@ pub(super) fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
     let text = |name: &str| taken.get(name)?.as_str();
     let by = TakenBy { by: text("by")?.to_owned(), reason: text("reason")?.to_owned() };
     Some((text("token")?.parse().ok()?, by))
+}
+
+/// How a record states that its holder has written the document: a name that is always new, the version of the document,
+/// and the holder. Nobody is told of a value without a space.
+pub(super) fn saved_as(version: Option<Version>) -> Bson {
+    let version = version.map_or_else(|| UNKNOWN.to_owned(), |it| it.to_string());
+    let by = doc! { "$cond": [is("$holder.label", "string"), "$holder.label", ""] };
+    doc! { "$concat": [format!("{} {version} ", Uuid::new_v4()), by] }.into()
+}
+
+/// As `saved_as`, of a renewal that writes nothing else.
+pub(super) fn renewal() -> Bson {
+    Uuid::new_v4().to_string().into()
+}
+
+/// In the place of a version that the writer does not know.
+const UNKNOWN: &str = "-";
+
+fn read_saved(text: &str) -> Option<Save> {
+    let (_, rest) = text.split_once(' ')?;
+    let (version, by) = rest.split_once(' ')?;
+    Some(Save { by: by.to_owned(), version: version.parse().ok() })
 }

@@ -77,6 +77,6 @@ pub(super) async fn renew(
         believed.iter().filter_map(|(_, key, token)| Some((key.as_ref()?, Some(*token)))).collect();
     let is_named = |lock: &&Lock| keys.contains(&(&lock.key, lock.token));
     let named = held.iter().filter(is_named).inspect(|lock| locks.also_renew(lock));
-    let held = named.map(MineBody::from).collect();
+    let held = named.map(|lock| MineBody::of(lock, &locks)).collect();
     Ok(Current(HeartbeatAnswer { held, lost }))
 }

@@ -45,6 +45,71 @@ export interface Loss {
   at: Date;
 }
 
+/** An end of the lock that comes although the page is alive. */
+export interface Ending {
+  /**
+   * `idle`: the person does nothing; any key or click on the page extends the lock. `max_hold`: nobody may hold a lock for
+   * longer. `session`: the login ends.
+   */
+  why: 'idle' | 'max_hold' | 'session';
+  at: Date;
+  /** Whether `extend` helps. */
+  canExtend: boolean;
+}
+
+/** A save of the document by somebody else, or in another tab. */
+export interface Save {
+  /** The person, for display only. */
+  by: string;
+  /** `null`: look. The document may have been deleted. */
+  version: string | null;
+}
+
+/** A text that was typed and not saved, when this browser was closed, for example. Nothing is restored silently. */
+export interface KeptText {
+  /** When it was typed. */
+  at: Date;
+  /** The version of the document on which it was typed. */
+  version: string | null;
+  /** Whether the page still shows this version. */
+  readonly isCurrent: boolean;
+  fields: Record<string, unknown>;
+  /** The fields that differ from the stored text, as plain text. */
+  readonly differences: { name: string; kept: string; now: string }[];
+  /** Puts it into the page. Returns the values that have no place there any more, by name. */
+  restore(): Record<string, unknown>;
+  /** Forgets it. */
+  discard(): Promise<void>;
+}
+
+/** For editors that are no form. `write` may return what has no place any more. */
+export interface TextSource {
+  read(): Record<string, unknown>;
+  write(fields: Record<string, unknown>): Record<string, unknown> | void;
+}
+
+export interface KeepOptions {
+  /** A kept text differs from the stored one: show both, and let the person decide. */
+  onkept?(text: KeptText): void;
+  /**
+   * A text was not kept: the browser's storage is `full` or `unavailable` (as in private windows), or the text has more
+   * than 1 MB.
+   */
+  onproblem?(problem: 'full' | 'too_large' | 'unavailable', error: unknown): void;
+  /** The page shows an unsaved text from the beginning, as after a save that was refused. */
+  isUnsaved?: boolean;
+}
+
+export interface Keeper {
+  /** The text may have changed. Not needed for forms. */
+  changed(): void;
+  /** The text in the page is the stored one now. Saves by `fetch` of the lock are noticed without it. */
+  saved(): Promise<void>;
+  /** Resolves when the typed text is kept. */
+  flush(): Promise<void>;
+  close(): void;
+}
+
 /** An RFC 9457 problem. */
 export interface Problem {
   status: number;
@@ -61,6 +126,18 @@ export interface Options {
   mode?: Mode;
   /** `false`: only show the state. Default: true. */
   acquire?: boolean;
+  /**
+   * Lock at the first input here, instead of at once. While another person or tab holds the lock, the fields of a form are
+   * read-only; typed text stays. The form has the state in its attribute `data-doclock`.
+   */
+  on?: HTMLFormElement | EventTarget;
+  /**
+   * The version of the document that this page shows, as its answer said in `ETag` (without the quotes). Then the page is
+   * told if the document has changed since, and `fetch` of the lock writes onto this version only.
+   */
+  version?: string | null;
+  /** How long before an end the page is told. Default: 60 000; at least 20 000. */
+  warnMs?: number;
   /** Wait if there is another holder. Default: false. */
   wait?: boolean;
   /** Stop waiting when the person has not touched the page for this long. Default: ten minutes. */
@@ -72,6 +149,15 @@ export interface Options {
    * typed.
    */
   onlost?(loss: Loss, lock: DocLock): void;
+  /**
+   * The document has changed since this page has shown it: show both texts. After an acquire the page holds the lock
+   * nevertheless; after a save nothing was written.
+   */
+  onstale?(now: { version: string }, lock: DocLock): void;
+  /** Somebody else, or another tab, has saved: load the document, or offer it. Not told while this page holds the lock. */
+  onsaved?(save: Save, lock: DocLock): void;
+  /** The lock will end. See `ending` for a later change. */
+  onending?(ending: Ending, lock: DocLock): void;
   /** Nobody holds the lock any more. */
   onfree?(lock: DocLock): void;
   /** Any of the fields has changed. */
@@ -92,10 +178,15 @@ export type LockEvent =
       type: 'released' | 'expired' | 'broken' | 'session_ended'; key: string; collection: string; id: string;
       state: 'free'; was: 'mine' | 'mine_elsewhere' | 'held'; holder: { label: string } | null;
       by?: string; reason?: string;
+    }
+  | {
+      type: 'saved'; key: string; collection: string; id: string; whose: 'mine' | 'mine_elsewhere' | 'held';
+      by: string; version: string | null;
     };
 
 /**
- * The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free` and `change`. All objects of a
+ * The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free`, `stale`, `saved`,
+ * `ending`, `written` (a write by `fetch` has succeeded) and `change`. All objects of a
  * page for one document and mode share one lock, which is released when none of them needs it any more.
  */
 export class DocLock extends EventTarget {
@@ -147,6 +238,15 @@ export class DocLock extends EventTarget {
   readonly token: string | null;
   /** Why no new lock is granted at the moment; `null` if locks are granted. */
   readonly frozen: Frozen | null;
+  /**
+   * The version that this page shows, if it names versions. `fetch` keeps it up to date if the answers have an `ETag`;
+   * set it whenever the page shows another version.
+   */
+  version: string | null;
+  /** Whether the document still had that version when this page got the lock; `null` if that is not known. */
+  readonly current: boolean | null;
+  /** The end of the lock that comes soon; `null` if none does. */
+  readonly ending: Ending | null;
   /** Why this page has lost the lock; `null` once it holds the lock again. */
   readonly lost: Loss | null;
   /** This page waits for the lock. */
@@ -163,6 +263,25 @@ export class DocLock extends EventTarget {
 
   /** Asks for the lock, also after a loss. Never rejects. */
   acquire(): Promise<DocLock['state']>;
+  /**
+   * `acquire` after a loss. Resolves with `stale` if this page has the lock again, but the document has changed since, or
+   * the page names no versions.
+   */
+  resume(): Promise<DocLock['state'] | 'stale'>;
+  /** The person is active: postpones an `idle` end. Resolves with whether no end comes soon. */
+  extend(): Promise<boolean>;
+  /**
+   * Keeps the text of a form, or of another editor, in this browser until it is saved: by person and document, for 30
+   * days (browsers may forget sooner), at most 1 MB each and 50 documents. Call it when the stored text is in the page.
+   * Not kept: passwords, files, hidden fields, fields within `data-doclock-keep="no"`, and texts of visitors without a
+   * name (see `identify` of the server).
+   */
+  keep(source: HTMLFormElement | TextSource, options?: KeepOptions): Promise<Keeper>;
+  /**
+   * For shared computers, before the person's own logout: forgets the texts of this person, if `ask` says so. Default: the
+   * browser asks. Resolves with `false` if the person wants to keep them.
+   */
+  static clearKept(ask?: (count: number) => boolean | Promise<boolean>): Promise<boolean>;
   /** Takes the lock from another tab, or from another person if `mayTakeOver`. Never rejects. */
   takeOver(): Promise<DocLock['state']>;
   /**

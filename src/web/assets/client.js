@@ -21,7 +21,9 @@ const TOUCH_MS = 5_000;          // between two notes to the other tabs that the
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
 const SILENT_MS = 25_000;        // a stream without an event for this long is dead: the server sends a beat every 10 s
-const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync', 'beat'];
+const ASK_MS = 2_000;            // between two requests for a lock because the person types
+const WARN_MS = [60_000, 20_000]; // before an end, by default and at least (WCAG 2.2.1)
+const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'resync', 'beat'];
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -109,13 +111,18 @@ function touch() {
   if (touched.steady - told < TOUCH_MS) return;
   told = touched.steady;
   otherTabs?.postMessage('touched');   // the person may work in one tab and need the lock of another
+  PageLock.each(lock => lock.isTouched());
 }
 function meetOtherTabs() {
   otherTabs = new BroadcastChannel('doclock-touch');
-  otherTabs.onmessage = () => { touched = now(); };
+  otherTabs.onmessage = () => {
+    touched = now();
+    PageLock.each(lock => lock.isTouched());
+  };
 }
 const idleMs = () => Math.round(Math.max(Date.now() - touched.wall, performance.now() - touched.steady));
 
+let me = null;          // the person of the latest answer, as the server names them
 let extra = null;       // what DocLock.headers was set to
 let lastHeaders = {};   // a page that is being closed cannot wait
 const headers = async () => lastHeaders = {
@@ -159,6 +166,7 @@ async function request(method, url, promised, { body, signal, person, timeout = 
     let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
     try { told = Object(JSON.parse(text)); } catch { /* no content, or the error page of a proxy */ }
     const answer = { sent, date, status, ok, body: told, person: response.headers.get('Doclock-Person') };
+    me = answer.person ?? me;
     return !ok || promised(answer) ? answer : { ...answer, ok: false, body: ANOTHER_PAGE };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
@@ -183,6 +191,9 @@ const PERSON_CHANGED = {
   status: 409, code: 'person_changed', title: 'Conflict',
   detail: 'somebody else has logged in since this page was opened: open the page again',
 };
+
+/** The version in the `ETag` of an answer, if it is one of ours. */
+const versionOf = response => response.headers.get('ETag')?.match(/^"([0-9a-f]{32})"$/)?.[1] ?? null;
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
@@ -459,9 +470,19 @@ class Feed {
 
 // ---- the lock -------------------------------------------------------------------------------
 
+const WITHOUT_TEXT = ['checkbox', 'radio', 'file', 'range', 'color', 'submit', 'image', 'reset'];
+
+/** Makes a field read-only, so that its text can still be read and copied. Notes in `closed` how to open it again. */
+function close(field, closed) {
+  const hasText = field.matches('textarea, input') && !WITHOUT_TEXT.includes(field.type), how = hasText ? 'readOnly' : 'disabled';
+  if (field[how] || !('form' in field) || ['fieldset', 'output', 'hidden', 'button'].includes(field.type)) return;
+  field[how] = true;
+  closed.add(() => { field[how] = false; });
+}
+
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
-  #lock; #waitIdleMs; #isClosed = false;
+  #lock; #waitIdleMs; #isClosed = false; #endOnInput = null;
 
   static set headers(headers) { extra = headers; }
   static open(url, options) { return new DocLock(url, options); }
@@ -486,14 +507,17 @@ export class DocLock extends EventTarget {
   constructor(url, options = {}) {
     super();
     this.#waitIdleMs = options.waitIdleMs ?? 600_000;
-    for (const name of ['held', 'lost', 'free', 'change']) {
+    for (const name of ['held', 'lost', 'free', 'change', 'stale', 'saved', 'ending']) {
       const callback = options['on' + name];
       if (callback) this.addEventListener(name, ({ detail }) => callback(detail ?? this, this));
     }
-    this.#lock = PageLock.of(url, options.mode ?? 'exclusive');
-    this.#lock.viewers.add(this);
+    const lock = this.#lock = PageLock.of(url, options.mode ?? 'exclusive');
+    lock.viewers.add(this);
+    if ('version' in options) this.version = options.version;
+    lock.warnMs = Math.max(lock.warnMs, options.warnMs ?? WARN_MS[0], WARN_MS[1]);
+    if (options.on) this.#lockAtInput(options.on);
     queueMicrotask(() => {   // not before the caller knows this lock
-      if (options.acquire === false) this.check();
+      if (options.acquire === false || options.on) this.check();
       else if (options.wait) this.wait();
       else this.acquire();
     });
@@ -501,13 +525,24 @@ export class DocLock extends EventTarget {
 
   static {
     for (const name of ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost',
-      'waiting', 'busy', 'problem', 'token', 'offline']) {
+      'waiting', 'busy', 'problem', 'token', 'offline', 'current', 'ending']) {
       Object.defineProperty(this.prototype, name, { get() { return this.#lock[name]; } });
     }
   }
 
+  get version() { return this.#lock.version ?? null; }
+  set version(version) { this.#lock.version = version ?? null; }
+
   acquire() { return this.#ask({}); }
   takeOver() { return this.#ask({ take_over: true }); }
+  async resume() {
+    if (this.token) return this.state;
+    const state = await this.acquire();
+    return this.token && !this.current ? 'stale' : state;
+  }
+  extend() { return this.#lock.extend(); }
+  async keep(source, options) { return (await import('./keep.js')).keep(this, this.#lock, source, options); }
+  static async clearKept(ask) { return (await import('./keep.js')).clear(me, ask); }
   async #ask(body) { return this.#isClosed ? this.state : this.#lock.ask(body, this); }
   wait() { if (!this.#isClosed) this.#lock.wait(this, this.#waitIdleMs); }
   stopWaiting() { this.#lock.stopWaiting(this); }
@@ -516,8 +551,32 @@ export class DocLock extends EventTarget {
 
   close() {
     this.#isClosed = true;
+    this.#endOnInput?.();
     this.#lock.viewers.delete(this);
     return this.release();
+  }
+
+  // Whoever types has the lock, or is told before the second word that another person has it.
+  #lockAtInput(target) {
+    let asked = -Infinity;
+    const asks = () => {
+      if (this.token || this.busy || this.waiting || performance.now() - asked < ASK_MS) return;
+      asked = performance.now();
+      this.acquire();
+    };
+    target.addEventListener('input', asks);
+    const closed = new Set();   // the fields that are read-only because of this lock
+    const draws = () => {
+      if (target.dataset) target.dataset.doclock = this.state;
+      const isOpen = this.#isClosed || !['held', 'mine_elsewhere', 'frozen'].includes(this.state);
+      if (!isOpen) for (const field of target.elements ?? []) close(field, closed);
+      else for (const opens of closed) closed.delete(opens) && opens();
+    };
+    this.addEventListener('change', draws);
+    this.#endOnInput = () => {
+      target.removeEventListener('input', asks);
+      draws();
+    };
   }
 
   /** `locks`: other `DocLock`s that this request needs as well. */
@@ -529,7 +588,9 @@ export class DocLock extends EventTarget {
 /** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
 class PageLock {
   url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; frozen = null; lost = null;
-  waiting = false; token = null;
+  waiting = false; token = null; ending = null; warnMs = 0;
+  version = undefined;   // of the document, as this page shows it; `undefined` if this page names no versions
+  current = null;        // whether the document still had this version when the lock was granted
   viewers = new Set();   // the `DocLock`s that are open
 
   static #apis = new Map();
@@ -543,6 +604,9 @@ class PageLock {
   #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
+  #sent = new Set();     // requests under way by `fetch`
+  #written = null;       // the version that this page has written last
+  #end = null;           // the next end that no heartbeat moves: its two clocks, and why
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer; #expiry;
 
@@ -583,6 +647,7 @@ class PageLock {
   get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
   get busy() { return this.#asks > 0; }
   get offline() { return this.#api.offline; }
+  get person() { return this.#person; }
   get problem() { return this.#problem ?? this.#api.problem; }
 
   // -- asking, waiting and giving up
@@ -703,8 +768,8 @@ class PageLock {
   async #post(body, options) {
     const turn = this.#turn, ends = this.#ends, opened = this.#opened;
     this.#wanted = true;
-    let answer = await request(
-      'POST', this.url, PROMISED.lock, { body: { mode: this.mode, ...body }, person: this.#personAt(this.url), ...options });
+    body = { mode: this.mode, ...this.version && { version: this.version }, ...body };
+    let answer = await request('POST', this.url, PROMISED.lock, { body, person: this.#personAt(this.url), ...options });
     if (answer.aborted) return answer;
     if (answer.ok && !this.#isOfPerson(answer)) {   // of another origin, or of an older server
       this.#giveBack(answer.body.token);
@@ -805,7 +870,9 @@ class PageLock {
   #isInTime() { return Date.now() < this.#until.wall && performance.now() < this.#until.steady; }
 
   // Counted from before the request was sent: this page gives up before the server grants the lock to others.
-  #renew({ sent }, ms) {
+  #renew({ sent }, { expires_in_ms: ms, ends_in_ms: end, ends_why: why }) {
+    this.#end = end === undefined ? null : { why, wall: sent.wall + end, steady: sent.steady + end };
+    this.#warn();
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
     this.#ttl = Math.max(this.#ttl, ms);
     this.expiresAt = this.#until.wall;
@@ -815,18 +882,44 @@ class PageLock {
 
   #gain(answer) {
     clearTimeout(this.#lookTimer);
-    const { key, token, expires_in_ms } = answer.body, { since } = standing(answer);
-    Object.assign(this, { key, token, since, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false });
+    const { key, token, current = null, version } = answer.body, { since } = standing(answer);
+    Object.assign(
+      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;
     this.#state = 'mine';
-    this.#renew(answer, expires_in_ms);
+    this.#renew(answer, answer.body);
     PageLock.#schedule(this.#api);
     this.#api.feed.announce();   // the server may write the id in another way
     this.#api.feed.hint(key);
     for (const by of this.#keepers.keys()) this.#keepers.set(by, token);
     this.#tell('held');
+    if (current === false) this.#tell('stale', { version });
+  }
+
+  // -- an end that comes although this page is alive
+
+  // At each answer, and each second. The page is told once, and again if another end comes sooner.
+  #warn() {
+    const { ending } = this, end = this.token && this.#end;
+    const left = end ? Math.min(end.wall - Date.now(), end.steady - performance.now()) : Infinity;
+    if (left > this.warnMs) {
+      this.ending = null;
+      if (ending) this.#changed();
+    } else if (ending?.why !== end.why) {
+      this.ending = { why: end.why, at: new Date(end.wall), canExtend: end.why === 'idle' };
+      this.#tell('ending', this.ending);
+      this.#changed();
+    }
+  }
+
+  isTouched() { if (this.ending?.canExtend) this.check(); }
+
+  async extend() {
+    touch();
+    await this.check();
+    return Boolean(this.token) && !this.ending;
   }
 
   async fetch(url, init, releases, others) {
@@ -851,7 +944,16 @@ class PageLock {
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
     if (this.#personAt(url)) all.set('Doclock-Person', this.#person);
     all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
-    const response = await fetch(url, { ...init, headers: all });
+    const writes = !/^(get|head)$/i.test(init.method ?? url.method ?? 'get');
+    const named = locks.length === 1 && this.version;
+    if (named && writes && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
+    const sent = fetch(url, { ...init, headers: all }).then(response => {
+      if (response.ok && writes) for (const lock of locks) lock.#tell('written');
+      if (response.ok && locks.length === 1) this.#shows(versionOf(response), writes);
+      return response;
+    });
+    for (const lock of locks) lock.#sent.add(sent);
+    const response = await sent.finally(() => { for (const lock of locks) lock.#sent.delete(sent); });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
     if (response.ok && releases) {
       // If it was redirected, perhaps to a login page, the locks may be there still.
@@ -862,10 +964,17 @@ class PageLock {
       this.#lose('session_ended');
     } else if ([409, 412, 423].includes(response.status)) {
       const body = await response.clone().json().catch(() => ({}));
-      if (body.state === 'lost') this.#lose(reasonIn({ body }));
+      if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
+      else if (body.state === 'lost') this.#lose(reasonIn({ body }));
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
+  }
+
+  // After a write whose answer names no version, the version is not known.
+  #shows(version, writes) {
+    if (writes) this.#written = version;
+    if (this.version !== undefined && (version || writes)) this.version = version;
   }
 
   async #isGone() {
@@ -874,23 +983,23 @@ class PageLock {
   }
 
   #free() {
-    this.#end('free');
+    this.#finish('free');
     this.#tell('free');
     this.#changed();
   }
 
-  #end(state) {
+  #finish(state) {
     this.#turn++;
     this.#wanted = false;
     this.#state = state;
-    this.token = this.#until = this.since = this.expiresAt = null;
+    this.token = this.#until = this.since = this.expiresAt = this.#end = this.ending = this.current = null;
   }
 
   #lose(kind) {
     if (kind === 'person_changed') this.#disown();
     if (!this.token) return;
     kind ??= this.#isInTime() ? 'unknown' : 'expired';
-    this.#end('unknown');
+    this.#finish('unknown');
     this.lost = { kind, by: null, reason: null, at: new Date() };
     this.#explain();
     this.#tell('lost', this.lost);
@@ -906,7 +1015,15 @@ class PageLock {
     this.#changed();
   }
 
+  // The answer tells of a save of this page, and nobody else saves while this page has the lock.
+  async #hearSave({ by, version }) {
+    await Promise.allSettled(this.#sent);
+    const isShown = version && [this.version, this.#written].includes(version);
+    if (!isShown && !this.token) this.#tell('saved', { by, version });
+  }
+
   #hear(event) {
+    if (event.type === 'saved') return this.#hearSave(event);
     if (event.state && event.state !== 'mine' && event.was !== 'held') this.#ends++;
     if (event.state === 'free' && (this.token || this.lost) && !this.#releasing) {
       this.#news = { ...event, at: Date.now() };
@@ -965,7 +1082,7 @@ class PageLock {
       if (lock.#turn !== turn || lock.busy) continue;   // something newer decides
       const isOfPerson = lock.#isOfPerson(answer);
       if (held.has(token) && isOfPerson) {
-        lock.#renew(answer, held.get(token).expires_in_ms);
+        lock.#renew(answer, held.get(token));
         lock.#changed();
       } else if (!lock.#releasing) {
         lock.#lose(isOfPerson ? reasonIn(answer) : 'person_changed');
@@ -1001,6 +1118,7 @@ class PageLock {
 
   /** At the expiry, and each second after it until the server has said whether the lock is still there. */
   expire() {
+    if (this.token) this.#warn();
     if (!this.token || this.#isInTime()) return;
     if (this.#api.failures) return this.#lose();   // it cannot say so at the moment
     this.#changed();

@@ -90,8 +90,7 @@ pub(in crate::web) enum Got {
 impl Mine {
     pub(super) fn new(lock: Lock, got: Got) -> Result<Self> {
         // Our own locks have a token, unless somebody has edited the lock record by hand.
-        let held = Acquisition::of(&lock)
-            .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
+        let held = Acquisition::of(&lock).ok_or_else(|| LockError::lost(lock.key.clone()))?;
         let (document, grant) = (Cell::default(), Cell::default());
         Ok(Self { lock, held, got, has_waited: false, document, grant })
     }

@@ -43,6 +43,8 @@ const PURPOSES: [&str; 4] = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
 pub(in crate::web) struct Headers {
     /// True if the page has sent this request automatically, and its person has been away for long.
     pub(super) is_idle: bool,
+    /// After this time the person counts as idle, if the page says for how long the person has been away.
+    pub(super) idle_in: Option<Duration>,
     pub(in crate::web) tab: Option<TabId>,
     /// True if the request is a sign of life of its tab.
     renews_tab: bool,
@@ -64,7 +66,7 @@ impl Headers {
     /// A person who has been away for `idle_after` is idle.
     pub(super) fn of(req: &ServiceRequest, idle_after: Option<Duration>) -> Self {
         let headers = req.headers();
-        let idle = value(headers, IDLE_MS).map(Duration::from_millis);
+        let idle = value(headers, IDLE_MS).map(Duration::from_millis).zip(idle_after);
         let query = Query::<Vec<(String, String)>>::from_query(req.query_string());
         let query = query.map(Query::into_inner).unwrap_or_default();
         let in_address = |name: &'static str| {
@@ -83,7 +85,8 @@ impl Headers {
         let renews_tab = !req.method().is_safe() || headers.contains_key(TAB);
         Self {
             renews_tab,
-            is_idle: idle.zip(idle_after).is_some_and(|(idle, limit)| idle >= limit),
+            is_idle: idle.is_some_and(|(idle, limit)| idle >= limit),
+            idle_in: idle.map(|(idle, limit)| limit.saturating_sub(idle)),
             tab,
             page: value(headers, PAGE),
             opened_for: value(headers, PERSON),

@@ -100,14 +100,14 @@ impl RequestLocks {
     /// If the acquisition that the client has named is gone.
     fn upgradable(&self, offered: &[LockToken], error: LockError) -> Result<LockToken> {
         Err(match error {
-            LockError::Lost { key, holder: Some(lock) }
+            LockError::Lost { key, holder: Some(lock), .. }
                 if Some(&lock.aid) == self.aid().as_ref() =>
             {
                 let named = lock.token.filter(|token| offered.contains(token));
                 return named.ok_or(LockError::StaleToken { key });
             }
             LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
-            LockError::Lost { key, holder: None } => LockError::StaleToken { key },
+            LockError::Lost { key, holder: None, .. } => LockError::StaleToken { key },
             LockError::WrongSession { lock, .. } => LockError::WrongSession { lock, asked: true },
             other => other,
         })

@@ -6,6 +6,7 @@ mod keyboard;
 mod leaving;
 mod looks;
 mod pages;
+mod typed_text;
 
 use std::cell::RefCell;
 use std::rc::Rc;

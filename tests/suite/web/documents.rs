@@ -115,7 +115,30 @@ async fn a_lock_that_is_lost_between_load_and_save_writes_nothing() {
     alice.post("/note/a").await;
     let late = alice.put("/late/a", "").await;
     assert_eq!((&late.problem(409)["state"], late.header("lock-token")), (&"lost".into(), None));
+    assert_eq!(late.problem(409)["by"], "root");
     assert_eq!(text_of(&store, "a"), "old");
+}
+
+/// So that text whose lock has expired can be saved later, and a break is not undone.
+#[actix_web::test]
+async fn a_refused_save_says_who_has_broken_the_lock_and_nothing_of_a_lock_that_has_expired() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let why = serde_json::json!({ "reason": "a mistake" });
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(root.post_json("/locks/note/a/break", why).await.status, 204);
+    let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
+    let says = |lost: &Value| ["cause", "by", "reason"].map(|name| lost[name].clone());
+    assert_eq!(says(&lost), ["broken", "root", "a mistake"]);
+    // Without the token, nobody knows which lock was meant.
+    assert_eq!(says(&alice.put("/note/a", "").await.problem(409)), [(); 3].map(|()| Value::Null));
+
+    let token = alice.post("/note/a").await.token();
+    store.advance(Duration::from_secs(60));
+    let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
+    assert_eq!(says(&lost), [(); 3].map(|()| Value::Null));
 }
 
 #[actix_web::test]

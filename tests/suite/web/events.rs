@@ -159,6 +159,40 @@ async fn a_page_that_names_documents_hears_of_no_others() {
 }
 
 #[actix_web::test]
+async fn a_save_is_reported_with_its_person_and_the_new_version() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let mut mine = alice.listen("").await;
+    let mut elsewhere = open(&Browser::copy(&alice), &format!("?tab={TWO}")).await;
+    let mut bobs = open(&bob, "").await;
+    let edit = alice.request(Method::POST, "/note/a").insert_header(("doclock-tab", ONE));
+    let token = alice.send(edit).await.token();
+    let put = |of: &str| {
+        let put = alice.request(Method::PUT, "/note/a");
+        put.insert_header(("lock-token", of.to_owned())).insert_header(("doclock-tab", ONE))
+    };
+    // One that is refused is not told.
+    let wrong = actix_doclock::LockToken::new().to_string();
+    assert_eq!(alice.send(put(&wrong).set_payload("never")).await.status, 412);
+    let saved = alice.send(put(&token).set_payload("saved")).await;
+    assert_eq!(saved.status, 200);
+    let version = saved.header("etag").unwrap().trim_matches('"').to_owned();
+    // A stream without a tab sees all locks of its session as its own.
+    for (stream, whose) in
+        [(&mut mine, "mine"), (&mut elsewhere, "mine_elsewhere"), (&mut bobs, "held")]
+    {
+        assert_eq!(stream.event().await.0, "acquired");
+        let told = json!({
+            "key": "note/a", "collection": "note", "id": "a", "whose": whose, "by": "alice",
+            "version": version,
+        });
+        assert_eq!(stream.event().await, ("saved".to_owned(), told));
+    }
+}
+
+#[actix_web::test]
 async fn a_takeover_is_reported_to_the_former_holder() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;

@@ -1,5 +1,8 @@
 //! A page that keeps its session alive although its user has left.
 
+use actix_web::test::TestRequest;
+use serde_json::json;
+
 use super::*;
 
 const IDLE_AFTER: Duration = Duration::from_secs(600);
@@ -86,4 +89,55 @@ async fn an_idle_page_learns_when_its_lock_will_expire_and_then_that_it_is_lost(
     store.advance(Duration::from_secs(20));
     assert_eq!(beat().await["lost"][0]["key"], "note/a");
     assert_eq!(bob.post("/note/a").await.status, 200);
+}
+
+/// The end of the lock in the answers to a page that was granted `note/a` and sends heartbeats.
+async fn ends(
+    app: &impl Service<Request, Response = ServiceResponse, Error = Error>,
+    idle_ms: Option<u64>,
+) -> Vec<(Option<u64>, Value)> {
+    let alice = Browser::logged_in(app, "alice").await;
+    let send = async |path: &str, body: Value| {
+        let request = alice.request(Method::POST, path).set_json(body);
+        let idle = idle_ms.map(|ms| ("doclock-idle-ms", ms.to_string()));
+        let request = idle.into_iter().fold(request, TestRequest::insert_header);
+        alice.send(request).await.json()
+    };
+    let granted = send("/locks/note/a", json!({})).await;
+    let believed = json!({ "locks": { "note/a": granted["token"] } });
+    let beat = send("/locks/heartbeat", believed).await["held"][0].take();
+    let all = [granted, beat];
+    all.into_iter().map(|it| (it["ends_in_ms"].as_u64(), it["ends_why"].clone())).collect()
+}
+
+#[actix_web::test]
+async fn a_page_is_told_of_the_end_that_no_heartbeat_moves() {
+    let minute = 60_000;
+    let hour = Duration::from_secs(3600);
+    let (locks, _) = embedded().await;
+    let app = serve_idle(&locks, None).await;
+    assert_eq!(ends(&app, Some(0)).await, [(None, Value::Null), (None, Value::Null)]);
+
+    let app = serve_idle(&locks, Some(IDLE_AFTER)).await;
+    assert_eq!(ends(&app, None).await[1], (None, Value::Null), "the page does not say");
+    for (idle, left) in [(0, 10 * minute), (9 * minute, minute), (9 * minute + 30_000, minute)] {
+        for (ends_in, why) in ends(&app, Some(idle)).await {
+            // Not before the lock expires, which a heartbeat has just renewed.
+            let ends_in = ends_in.unwrap();
+            assert!(ends_in <= left && ends_in + 20_000 > left, "{idle}: {ends_in}");
+            assert_eq!(why, "idle");
+        }
+    }
+
+    let (locks, _) = embedded_with(|it| it.max_hold(Duration::from_secs(300))).await;
+    let app = serve_idle(&locks, Some(IDLE_AFTER)).await;
+    for (ends_in, why) in ends(&app, Some(0)).await {
+        assert!((280_000..=300_000).contains(&ends_in.unwrap()), "{ends_in:?}");
+        assert_eq!(why, "max_hold");
+    }
+
+    let app = serve_with(&locks, |wrap| wrap.session_ends_in(move |_| Some(hour / 60))).await;
+    assert_eq!(ends(&app, Some(0)).await, vec![(Some(minute), "session".into()); 2]);
+    let app = serve_with(&locks, |wrap| wrap.session_ends_in(move |_| Some(hour))).await;
+    assert_eq!(ends(&app, Some(0)).await[0].1, "max_hold", "the sooner one");
 }

@@ -189,7 +189,12 @@ fn routes(config: &mut web::ServiceConfig) {
         }
         HttpResponse::NoContent()
     }
+    async fn left(_: Session) -> impl Responder {
+        let left = actix_session_mongo::session_ends_in();
+        HttpResponse::Ok().json(left.map(|left| left.as_secs()))
+    }
     config
+        .route("/left", web::get().to(left))
         .route("/login/{name}", web::post().to(login))
         .route("/switch/{name}", web::post().to(switch))
         .route("/change", web::post().to(change))

@@ -33,6 +33,21 @@ async fn an_expired_session_is_over_although_its_record_still_exists() {
 }
 
 #[actix_web::test]
+async fn a_request_knows_how_much_time_its_session_has_left() {
+    let server = server(Some(50 * MINUTE)).await;
+    let app = server.app().await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    age(&server.database, doc! {}, 10 * MINUTE).await;
+    let left = async || alice.send(alice.request(Method::GET, "/left")).await.json();
+    let seconds = left().await.as_u64().unwrap();
+    assert!((30 * 60..=40 * 60).contains(&seconds), "{seconds} s");
+    let never = doc! { "$set": { "expires": "never" } };
+    records(&server.database).update_one(doc! {}, never).await.unwrap();
+    assert_eq!(left().await, Value::Null);
+    assert_eq!(actix_session_mongo::session_ends_in(), None, "outside of the wrap");
+}
+
+#[actix_web::test]
 async fn a_session_lives_as_long_as_the_session_middleware_says() {
     let server = server(None).await;
     for (ttl, expected) in

@@ -1,7 +1,7 @@
 //! Reports of documents that become free.
 
 use super::*;
-use actix_doclock::store::{Change, Rules, Watch};
+use actix_doclock::store::{Change, Content, Original, Rules, Save, Watch};
 
 /// Waits for the change that `is_it` accepts.
 pub(super) async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {
@@ -57,5 +57,46 @@ cases! {
             }
             store.releases_all(bob).await;
         }
+    }
+
+    #[needs(Documents)]
+    async fn a_watch_reports_each_save_after_it_was_written_and_none_that_was_refused(store, alice) {
+        let Some(mut watch) = store.watch(COLLECTION, NONE).await.unwrap() else { return };
+        store.put("a", "old").await;
+        let lost = store.granted("a", alice).await;
+        store.releases(&lost).await;
+        assert_eq!(store.saves(&lost, "lost").await, Saved::Lost);
+        let mine = store.granted("a", alice).await;
+        let stored = async || store.load(&key("a"), NONE).await.unwrap().unwrap();
+        let page = |text: &str| Page { id: "a".to_owned(), text: text.to_owned() };
+        let original = Original::new(stored().await, &page("old")).unwrap();
+        // Nothing is written by these either.
+        let same = original.changes_to(&page("old")).unwrap();
+        assert_eq!(store.edits(&mine, same.into()).await.unwrap(), Saved::Saved);
+        let other = original.replacement(&page("other")).unwrap();
+        let stale = Edit { onto: Some(other.version()), ..other.into() };
+        let refused = store.edits(&mine, stale).await.unwrap();
+        assert_eq!(refused, Saved::ChangedMeanwhile(String::new()));
+
+        let by = &mine.holder.as_ref().unwrap().label;
+        let mut tells = async |version| {
+            let save = Save { by: by.clone(), version };
+            told(&mut watch, "saved", |it| match it {
+                Change::Saved(of, told) => {
+                    assert_eq!((of, told), (&key("a"), &save));
+                    true
+                }
+                _ => false,
+            })
+            .await;
+        };
+        let changes = original.changes_to(&page("new")).unwrap();
+        assert_eq!(store.edits(&mine, changes.into()).await.unwrap(), Saved::Saved);
+        tells(Some(stored().await.version())).await;
+        assert_eq!(store.saves(&mine, "whole").await, Saved::Saved);
+        tells(Some(stored().await.version())).await;
+        let deletion = Content::Deletion.into();
+        assert_eq!(store.edits(&mine, deletion).await.unwrap(), Saved::Saved);
+        tells(None).await;
     }
 }

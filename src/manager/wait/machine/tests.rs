@@ -89,6 +89,7 @@ fn lock(key: &LockKey, aid: &Aid, mode: Mode) -> Lock {
         holder: None,
         since: SystemTime::UNIX_EPOCH,
         expires_at: Instant::now() + LONG,
+        ends_at: None,
     }
 }
 

@@ -8,8 +8,15 @@ use std::{
 use futures_util::future::join_all;
 
 use crate::{
-    clock, ended::EndReason, error::Result, event::LockEvent, key::LockKey, lock::Lock,
-    manager::Parts, random::HashMap, store::Query,
+    clock,
+    ended::EndReason,
+    error::Result,
+    event::LockEvent,
+    key::LockKey,
+    lock::{Lock, Mode},
+    manager::Parts,
+    random::HashMap,
+    store::Query,
 };
 
 /// For how many documents of a collection the holders are remembered. Beyond that, the subscribers are
@@ -43,6 +50,12 @@ pub(in crate::manager) struct Known {
 impl Known {
     pub(in crate::manager) fn new(collection: &'static str) -> Self {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
+    }
+
+    /// The exclusive lock on this document.
+    pub(in crate::manager) fn writer_of(&self, key: &LockKey) -> Option<Lock> {
+        let (lock, _) = self.locks.get(key)?.first()?;
+        (lock.mode == Mode::Exclusive).then(|| lock.clone())
     }
 
     /// Reads these documents by one read, and reports the changes.
@@ -136,7 +149,7 @@ fn is_same(old: &Lock, new: &Lock) -> bool {
 }
 
 async fn why_gone(parts: &Parts, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = parts.events.taken_by(&lock) {
+    if let Some(taken) = lock.token.and_then(|token| parts.events.taken_by(token)) {
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.
