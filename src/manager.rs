@@ -54,7 +54,6 @@ pub(crate) use granting::Looked;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 pub use limits::Limits;
-#[cfg(feature = "metrics")]
 pub use observe::names as metrics;
 #[cfg(feature = "web")]
 pub(crate) use reads::LISTED;
