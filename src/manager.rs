@@ -138,7 +138,6 @@ pub(crate) struct Parts {
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Wakes the listeners.
-    announce: Arc<background::listener::Announce>,
     /// The results of the reaper's sweeps.
     sweeps: background::reaper_health::Sweeps,
     panics: background::supervisor::Panics,

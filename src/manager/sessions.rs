@@ -9,7 +9,6 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot::Receiver;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use uuid::Uuid;
 
 use crate::{
     clock,
@@ -18,8 +17,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     manager::{
-        background::listener::Announce, collections::Collections, observe, reads::Reads, verbs,
-        verbs::Verbs, watch::ends::Served, watched::Seen,
+        collections::Collections, observe, reads::Reads, verbs, verbs::Verbs, watch::ends::Served,
+        watched::Seen,
     },
     random::{self, HashMap},
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
@@ -39,7 +38,6 @@ pub(crate) struct Sessions {
     pub(super) reads: Arc<Reads>,
     pub(super) renewals: Renewals,
     pub(super) paces: Paces,
-    pub(super) announce: Arc<Announce>,
     pub(super) served: Arc<Served>,
     pub(super) stop: CancellationToken,
     pub(super) ttl: Duration,
@@ -125,8 +123,8 @@ impl Sessions {
                 }
                 if ended.is_ok() {
                     // The caller does not wait for this.
-                    let announced = Arc::clone(&sessions).allow_announcement(aid_of, worker);
-                    sessions.verbs.runner.spawn(&TaskTracker::new(), announced);
+                    let (end, until) = (NewsId::Ended(aid_of, None), sessions.verbs.until());
+                    sessions.verbs.settle(end, worker, Settled::Ready, until);
                 }
                 ended
             };
@@ -137,21 +135,6 @@ impl Sessions {
             self.served.ended(aid);
             Ok(ended)
         })
-    }
-
-    /// Leaves the end to the listeners.
-    async fn allow_announcement(self: Arc<Self>, aid: Aid, worker: Uuid) {
-        let (store, ended) = (&self.verbs.store, [NewsId::Ended(aid, None)]);
-        let allowed = verbs::retry(self.verbs.until(), verbs::BACKGROUND, |until| {
-            store.settle_news(&ended, worker, Settled::Ready, until)
-        });
-        if let Err(e) = allowed.await {
-            log::warn!(
-                target: "actix_doclock::manager",
-                "the end of a session is left to the reaper: {e}",
-            );
-        }
-        self.announce.notify();
     }
 
     /// Ends a session without making the caller wait.

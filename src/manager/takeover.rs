@@ -98,21 +98,9 @@ impl Parts {
     }
 
     /// Settles the takeover in the background.
-    fn settle(self: &Arc<Self>, event: Uuid, settled: Settled) {
-        let (parts, until) = (Arc::clone(self), clock::now() + self.verbs.deadline + TO_SETTLE);
-        let news = [NewsId::Takeover(event)];
-        self.verbs.runner.spawn(&TaskTracker::new(), async move {
-            let done = verbs::retry(until, verbs::BACKGROUND, |until| {
-                parts.verbs.store.settle_news(&news, event, settled, until)
-            });
-            match done.await {
-                Ok(()) => parts.announce.notify(),
-                Err(e) => log::warn!(
-                    target: "actix_doclock::manager",
-                    "a break or takeover is told later, because its note could not be settled: {e}",
-                ),
-            }
-        });
+    fn settle(&self, event: Uuid, settled: Settled) {
+        let until = clock::now() + self.verbs.deadline + TO_SETTLE;
+        self.verbs.settle(NewsId::Takeover(event), event, settled, until);
     }
 
     /// True if [`take_over`](Self::take_over) would let this actor have the lock.

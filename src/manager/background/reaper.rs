@@ -64,7 +64,7 @@ impl Parts {
                 );
             }
             if swept.announcements {
-                self.announce.notify();
+                self.verbs.news.notify_waiters();
             }
             Ok(swept)
         })
