@@ -33,10 +33,9 @@ pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, Named};
 pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, TabId};
-#[cfg(feature = "metrics")]
-pub use manager::metrics;
 pub use manager::{
     BuildError, Job, LockEvents, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
+    metrics,
 };
 #[cfg(feature = "_mongo")]
 #[doc(inline)]

@@ -54,7 +54,6 @@ pub(crate) use granting::Looked;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 pub use limits::Limits;
-#[cfg(feature = "metrics")]
 pub use observe::names as metrics;
 #[cfg(feature = "web")]
 pub(crate) use reads::LISTED;
@@ -139,7 +138,6 @@ pub(crate) struct Parts {
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Wakes the listeners.
-    announce: Arc<background::listener::Announce>,
     /// The results of the reaper's sweeps.
     sweeps: background::reaper_health::Sweeps,
     panics: background::supervisor::Panics,

@@ -61,7 +61,6 @@ struct Args {
 async fn main() -> Result<(), BoxError> {
     env_logger::init_from_env(env_logger::Env::default().default_filter_or("info"));
     let args = Args::parse();
-    #[cfg(feature = "metrics")]
     operations::metrics::install()?;
 
     let documents = match &args.mongodb {

@@ -10,7 +10,6 @@ use actix_web::{
 
 pub(crate) fn configure(config: &mut ServiceConfig) {
     config.route("/health", get().to(health));
-    #[cfg(feature = "metrics")]
     metrics::configure(config);
 }
 
@@ -21,7 +20,6 @@ async fn health(locks: Data<LockManager>) -> impl Responder {
     answer.json(report)
 }
 
-#[cfg(feature = "metrics")]
 pub(crate) mod metrics {
     use std::{sync::OnceLock, time::Duration};
 

@@ -197,7 +197,7 @@ impl LockManagerBuilder {
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.listeners.ended = Some(Listener::new(listener));
+        self.listeners.ended = Some(Listener::of_ends(listener));
         self
     }
 
@@ -232,7 +232,7 @@ impl LockManagerBuilder {
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.listeners.taken = Some(Listener::new(listener));
+        self.listeners.taken = Some(Listener::of_takeovers(listener));
         self
     }
 
@@ -444,7 +444,7 @@ impl LockManagerBuilder {
             seen: Arc::clone(&seen),
             events: Arc::clone(&events),
         };
-        let (announce, served) = (Arc::default(), Arc::default());
+        let served = Arc::default();
         let sessions = Arc::new(Sessions {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
@@ -452,7 +452,6 @@ impl LockManagerBuilder {
             reads: Arc::clone(&reads),
             renewals: Default::default(),
             paces: Default::default(),
-            announce: Arc::clone(&announce),
             served: Arc::clone(&served),
             stop: stop.token(),
             ttl,
@@ -479,7 +478,6 @@ impl LockManagerBuilder {
             stop_begins: stop.token().child_token(),
             stop,
             servers,
-            announce,
             sweeps: Default::default(),
             panics: Default::default(),
         });
@@ -497,13 +495,10 @@ impl LockManagerBuilder {
             parts.supervise("note of this server", |_| {}, fleet::follow);
         }
         let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
-        if let Some(listener) = ended {
+        for (task, listener) in [("listener", ended), ("listener for taken locks", taken)] {
+            let Some(listener) = listener else { continue };
             let run = move |parts| listener::run(parts, listener.clone(), limit);
-            parts.supervise("listener", |_| {}, run);
-        }
-        if let Some(listener) = taken {
-            let run = move |parts| listener::run(parts, listener.clone(), limit);
-            parts.supervise("listener for taken locks", |_| {}, run);
+            parts.supervise(task, |_| {}, run);
         }
         Ok(LockManager { parts })
     }

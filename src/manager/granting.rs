@@ -71,10 +71,6 @@ impl Parts {
         }
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.wait", skip_all,
-        fields(collection = wanted.key.collection(), outcome = tracing::field::Empty),
-    ))]
     async fn wait(
         self: &Arc<Self>,
         wanted: &Wanted,
@@ -82,11 +78,13 @@ impl Parts {
         wait: Wait,
         scope: &TaskTracker,
     ) -> Result<Acquired> {
-        let label = self.collections.label(&wanted.key);
-        let mut waiting = observe::Waiting::begins(label, wanted.mode);
-        let acquired = self.seen.queues.acquire(self, wanted, owner, wait, scope).await;
-        waiting.ends(&acquired);
-        acquired
+        observe::in_span!("doclock.wait", Some(wanted.key.collection()), async {
+            let label = self.collections.label(&wanted.key);
+            let mut waiting = observe::Waiting::begins(label, wanted.mode);
+            let acquired = self.seen.queues.acquire(self, wanted, owner, wait, scope).await;
+            waiting.ends(&acquired);
+            acquired
+        })
     }
 }
 
@@ -133,10 +131,6 @@ impl Granting {
 
     /// `label` is the collection in metrics. `order` is kept until the outcome is known, but no longer than a
     /// deadline. A claim that takes effect later is corrected by the next command.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.acquire", skip_all,
-        fields(collection = key.collection(), outcome = tracing::field::Empty),
-    ))]
     async fn claim(
         self: &Arc<Self>,
         label: &'static str,
@@ -146,10 +140,12 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired> {
-        let timer = observe::Timer::start(label, claim.mode);
-        let acquired = self.claim_unless_frozen(key, claim, order, scope, until).await;
-        timer.ends(observe::outcome(&acquired));
-        acquired
+        observe::in_span!("doclock.acquire", Some(key.collection()), async {
+            let timer = observe::Timer::start(label, claim.mode);
+            let acquired = self.claim_unless_frozen(key, claim, order, scope, until).await;
+            timer.ends(observe::outcome(&acquired));
+            acquired
+        })
     }
 
     async fn claim_unless_frozen(

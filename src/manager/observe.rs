@@ -1,10 +1,10 @@
-//! Reports operations to the crates `metrics` and `tracing`. Without these features nothing is reported.
+//! Reports operations to the crates `metrics` and `tracing`, for the recorder and the subscriber of the application.
 //!
 //! Spans are named `doclock.<verb>`, and carry the collection and the outcome. The metrics are in
 //! `manager/observe/names.rs`. Neither carries an id, a session, a token or a name. A span covers the
-//! caller that waits for the answer. The task of the operation has no span: it may outlive the request by
-//! far, and the request's span would then last as long.
-#[cfg(feature = "metrics")]
+//! caller that waits for the answer, from the beginning of the verb: its queue, or its calls of the store in many
+//! collections. The task of the operation has no span: it may outlive the request by far, and the request's span would
+//! then last as long.
 pub mod names;
 
 use std::{
@@ -12,22 +12,30 @@ use std::{
     time::Instant,
 };
 
-#[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
-#[cfg(not(feature = "metrics"))]
-use nothing::{counter, gauge, histogram};
 use parking_lot::Mutex;
 
-#[cfg(feature = "metrics")]
-use crate::manager::observe::names::*;
 use crate::{
     clock,
     ended::EndReason,
     error::{LockError, Result, StoreError},
     lock::{LockToken, Mode},
-    manager::claim::Acquired,
+    manager::{claim::Acquired, observe::names::*},
     store::{Released, Swept},
 };
+
+/// Runs an operation within the span of its verb. If the application has no subscriber, there is no span: actix-web
+/// switches on the feature `log` of `tracing`, with which each span would write lines into the log.
+macro_rules! in_span {
+    ($name:literal, $collection:expr, $operation:expr) => {{
+        use tracing::{Instrument, Span, field::Empty, info_span, level_filters::LevelFilter};
+        let is_wanted = LevelFilter::current() >= LevelFilter::INFO;
+        let collection: Option<&str> = $collection;
+        let span = || info_span!($name, collection, outcome = Empty);
+        $operation.instrument(if is_wanted { span() } else { Span::none() }).await
+    }};
+}
+pub(super) use in_span;
 
 /// Times an operation on one lock.
 pub(super) struct Timer {
@@ -167,7 +175,7 @@ impl Losses {
         reason: &'static str,
         noticed: &'static str,
     ) {
-        if cfg!(feature = "metrics") && token.is_none_or(|token| self.is_new(token)) {
+        if token.is_none_or(|token| self.is_new(token)) {
             counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
                 .increment(1);
         }
@@ -268,9 +276,7 @@ fn ended(reason: EndReason, sessions: u64) {
 }
 
 /// Records the outcome in the span of the current verb.
-#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 fn into_span(outcome: &'static str) {
-    #[cfg(feature = "tracing")]
     tracing::Span::current().record("outcome", outcome);
 }
 
@@ -284,24 +290,4 @@ fn kind(error: &StoreError) -> &'static str {
         StoreErrorKind::Rejected => "rejected",
         StoreErrorKind::Other => "other",
     }
-}
-
-/// Without the feature `metrics`: the same calls, which do nothing.
-#[cfg(not(feature = "metrics"))]
-mod nothing {
-    pub(super) struct Nothing;
-
-    impl Nothing {
-        pub(super) fn increment<T>(&self, _: T) {}
-        pub(super) fn decrement<T>(&self, _: T) {}
-        pub(super) fn record<T>(&self, _: T) {}
-    }
-
-    macro_rules! nothing {
-        ($name:ident $(, $label:literal => $value:expr)* $(,)?) => {{
-            let _ = ($($value,)*);
-            nothing::Nothing
-        }};
-    }
-    pub(super) use {nothing as counter, nothing as gauge, nothing as histogram};
 }

@@ -63,29 +63,27 @@ impl Reads {
         Ok(keys.iter().map(|key| found.get(key).cloned()).collect())
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.inspect", skip_all,
-        fields(collection = key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn inspect(
         &self,
         key: &LockKey,
         aid: Option<&Aid>,
         until: Instant,
     ) -> Result<Option<Lock>> {
-        self.collections.ready(key, until).await?;
-        let asked = clock::now();
-        let args = (key.clone(), aid.cloned());
-        let lock = self.verbs.run("inspect", until, args, |store, (key, aid), until| {
-            let each = Query::Each { keys: slice::from_ref(key), aid: aid.as_ref() };
-            store.locks(key.collection(), each, 1, until)
-        });
-        let lock = lock.await?.pop();
-        match &lock {
-            Some(lock) => self.seen.saw(lock, asked),
-            None => self.seen.watched.saw_free(key, asked),
-        }
-        Ok(lock)
+        observe::in_span!("doclock.inspect", Some(key.collection()), async {
+            self.collections.ready(key, until).await?;
+            let asked = clock::now();
+            let args = (key.clone(), aid.cloned());
+            let lock = self.verbs.run("inspect", until, args, |store, (key, aid), until| {
+                let each = Query::Each { keys: slice::from_ref(key), aid: aid.as_ref() };
+                store.locks(key.collection(), each, 1, until)
+            });
+            let lock = lock.await?.pop();
+            match &lock {
+                Some(lock) => self.seen.saw(lock, asked),
+                None => self.seen.watched.saw_free(key, asked),
+            }
+            Ok(lock)
+        })
     }
 
     pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
@@ -94,27 +92,26 @@ impl Reads {
     }
 
     /// As [`list`](Self::list), but only in the collections that this server knows.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.list", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn list_known(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
-        // A session limits its own locks; the list of all locks is for a page.
-        let lists = self.in_each(async |collection| match aid {
-            Some(aid) => self.list_in(collection, aid, until).await,
-            None => {
-                let list = self.verbs.run("list", until, collection, |store, collection, until| {
-                    store.locks(collection, Query::All, LISTED, until)
-                });
-                list.await
+        observe::in_span!("doclock.list", None, async {
+            // A session limits its own locks; the list of all locks is for a page.
+            let lists = self.in_each(async |collection| match aid {
+                Some(aid) => self.list_in(collection, aid, until).await,
+                None => {
+                    let list =
+                        self.verbs.run("list", until, collection, |store, collection, until| {
+                            store.locks(collection, Query::All, LISTED, until)
+                        });
+                    list.await
+                }
+            });
+            let asked = clock::now();
+            let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
+            if let Some(aid) = aid {
+                self.seen.saw_all_of(aid, &locks, asked);
             }
-        });
-        let asked = clock::now();
-        let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
-        if let Some(aid) = aid {
-            self.seen.saw_all_of(aid, &locks, asked);
-        }
-        Ok(locks)
+            Ok(locks)
+        })
     }
 
     /// The live locks of one session in one collection.
@@ -161,17 +158,15 @@ impl Reads {
 
     /// # Errors
     /// [`LockError::NotFound`], and the errors of the store.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.load", skip_all,
-        fields(collection = key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn load(&self, key: &LockKey, until: Instant) -> Result<StoredDocument> {
-        self.collections.ready(key, until).await?;
-        let loaded = self
-            .verbs
-            .run("load", until, key.clone(), |store, key, until| store.load(key, until))
-            .await?;
-        loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
+        observe::in_span!("doclock.load", Some(key.collection()), async {
+            self.collections.ready(key, until).await?;
+            let loaded = self
+                .verbs
+                .run("load", until, key.clone(), |store, key, until| store.load(key, until))
+                .await?;
+            loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
+        })
     }
 
     /// The lock of this session and, if `load`, its document. `None` if one read does not tell; then ask with
@@ -179,10 +174,6 @@ impl Reads {
     ///
     /// # Errors
     /// The errors of the store.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.confirm", skip_all,
-        fields(collection = key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn confirm(
         &self,
         key: &LockKey,
@@ -190,18 +181,21 @@ impl Reads {
         load: bool,
         until: Instant,
     ) -> Result<Option<Confirmed>> {
-        self.collections.ready(key, until).await?;
-        let asked = clock::now();
-        let args = (key.clone(), aid.clone(), load);
-        let confirmed = self.verbs.run("confirm", until, args, |store, (key, aid, load), until| {
-            store.confirm(key, aid, *load, until)
-        });
-        let confirmed = confirmed.await?;
-        observe::confirmed(confirmed.is_some());
-        if let Some(confirmed) = &confirmed {
-            self.seen.saw(&confirmed.lock, asked);
-        }
-        Ok(confirmed)
+        observe::in_span!("doclock.confirm", Some(key.collection()), async {
+            self.collections.ready(key, until).await?;
+            let asked = clock::now();
+            let args = (key.clone(), aid.clone(), load);
+            let confirmed =
+                self.verbs.run("confirm", until, args, |store, (key, aid, load), until| {
+                    store.confirm(key, aid, *load, until)
+                });
+            let confirmed = confirmed.await?;
+            observe::confirmed(confirmed.is_some());
+            if let Some(confirmed) = &confirmed {
+                self.seen.saw(&confirmed.lock, asked);
+            }
+            Ok(confirmed)
+        })
     }
 
     /// Runs one operation in each registered collection, all at the same time. Returns all outcomes, or the first

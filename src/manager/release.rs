@@ -209,40 +209,39 @@ impl Granting {
         }
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.release", skip_all,
-        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn release_by(
         self: &Arc<Self>,
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released> {
-        if !self.collections.may_have_locks(held.key.collection(), until).await? {
-            return Ok(Released::AlreadyGone);
-        }
-        if let Some(heir) = self.heir(held) {
-            let handed = self.hand_over(held.clone(), heir, until, verbs::FOREGROUND);
-            return self.verbs.complete("release", until, &TaskTracker::new(), handed).await;
-        }
-        let (granting, own) = (Arc::clone(self), held.clone());
-        let release = async move {
-            let released = verbs::retry(until, verbs::FOREGROUND, |until| {
-                granting.verbs.store.remove_lock(Removal::Release(&own), until)
-            });
-            let released = released.await;
-            // The command was not sent. If nobody repeats the release, the session goes on renewing a lock that its user
-            // believes to be released.
-            if released.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Overloaded) {
-                granting.release_alone_in_background(own);
+        observe::in_span!("doclock.release", Some(held.key.collection()), async {
+            if !self.collections.may_have_locks(held.key.collection(), until).await? {
+                return Ok(Released::AlreadyGone);
             }
-            released
-        };
-        let released = self.verbs.complete("release", until, &TaskTracker::new(), release).await;
-        observe::released(self.collections.label(&held.key), &released);
-        let released = released?;
-        self.seen.gone(held);
-        Ok(released)
+            if let Some(heir) = self.heir(held) {
+                let handed = self.hand_over(held.clone(), heir, until, verbs::FOREGROUND);
+                return self.verbs.complete("release", until, &TaskTracker::new(), handed).await;
+            }
+            let (granting, own) = (Arc::clone(self), held.clone());
+            let release = async move {
+                let released = verbs::retry(until, verbs::FOREGROUND, |until| {
+                    granting.verbs.store.remove_lock(Removal::Release(&own), until)
+                });
+                let released = released.await;
+                // The command was not sent. If nobody repeats the release, the session goes on renewing a lock that its user
+                // believes to be released.
+                if released.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Overloaded) {
+                    granting.release_alone_in_background(own);
+                }
+                released
+            };
+            let released =
+                self.verbs.complete("release", until, &TaskTracker::new(), release).await;
+            observe::released(self.collections.label(&held.key), &released);
+            let released = released?;
+            self.seen.gone(held);
+            Ok(released)
+        })
     }
 
     /// Makes an exclusive lock expire after `grace`. A shared lock is released at once: a reader that

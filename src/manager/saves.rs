@@ -175,43 +175,45 @@ impl Saves {
         }
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.save", skip_all,
-        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
-    ))]
     async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<()> {
-        let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
-        self.writes_under(held);
-        let has_condition = edit.onto.is_some();
-        let args = (held.clone(), edit);
-        let saved = self
-            .verbs
-            .run("save", until, args, |store, (held, edit), until| store.save(held, edit, until));
-        let (saved, key) = (saved.await, held.key.clone());
-        if !matches!(saved, Ok(Saved::Saved)) {
-            // Another request may have entered meanwhile.
+        observe::in_span!("doclock.save", Some(held.key.collection()), async {
+            let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
             self.writes_under(held);
-        }
-        if let Ok(Saved::Lost) = saved {
-            self.seen.gone(held);
-            let label = self.collections.label(&held.key);
-            self.seen.losses.count(label, Some(held.token), "unknown", "save");
-        }
-        let saved = match saved {
-            Ok(Saved::Saved) => Ok(()),
-            Ok(Saved::Lost) => {
-                let taken = self.events.taken_by(held.token);
-                Err(LockError::Lost { key, holder: None, taken })
+            let has_condition = edit.onto.is_some();
+            let args = (held.clone(), edit);
+            let saved = self.verbs.run("save", until, args, |store, (held, edit), until| {
+                store.save(held, edit, until)
+            });
+            let (saved, key) = (saved.await, held.key.clone());
+            if !matches!(saved, Ok(Saved::Saved)) {
+                // Another request may have entered meanwhile.
+                self.writes_under(held);
             }
-            Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
-            Ok(Saved::ChangedMeanwhile(_)) if has_condition => Err(self.stale(key, until).await),
-            Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),
-            Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
-                Err(LockError::Rejected { key, source })
+            if let Ok(Saved::Lost) = saved {
+                self.seen.gone(held);
+                let label = self.collections.label(&held.key);
+                self.seen.losses.count(label, Some(held.token), "unknown", "save");
             }
-            Err(error) => Err(error),
-        };
-        timer.saved(&saved);
-        saved
+            let saved = match saved {
+                Ok(Saved::Saved) => Ok(()),
+                Ok(Saved::Lost) => {
+                    let taken = self.events.taken_by(held.token);
+                    Err(LockError::Lost { key, holder: None, taken })
+                }
+                Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+                Ok(Saved::ChangedMeanwhile(_)) if has_condition => {
+                    Err(self.stale(key, until).await)
+                }
+                Ok(Saved::ChangedMeanwhile(field)) => {
+                    Err(LockError::ChangedMeanwhile { key, field })
+                }
+                Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
+                    Err(LockError::Rejected { key, source })
+                }
+                Err(error) => Err(error),
+            };
+            timer.saved(&saved);
+            saved
+        })
     }
 }

@@ -9,7 +9,6 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot::Receiver;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use uuid::Uuid;
 
 use crate::{
     clock,
@@ -18,8 +17,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     manager::{
-        background::listener::Announce, collections::Collections, observe, reads::Reads, verbs,
-        verbs::Verbs, watch::ends::Served, watched::Seen,
+        collections::Collections, observe, reads::Reads, verbs, verbs::Verbs, watch::ends::Served,
+        watched::Seen,
     },
     random::{self, HashMap},
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
@@ -39,7 +38,6 @@ pub(crate) struct Sessions {
     pub(super) reads: Arc<Reads>,
     pub(super) renewals: Renewals,
     pub(super) paces: Paces,
-    pub(super) announce: Arc<Announce>,
     pub(super) served: Arc<Served>,
     pub(super) stop: CancellationToken,
     pub(super) ttl: Duration,
@@ -47,21 +45,20 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// Renews all locks of the session, and counts them.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.renew", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64> {
-        let (until, aids) = (self.verbs.until(), slice::from_ref(aid));
-        let active = [Active::all_of(aid)];
-        let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
-        let mut renewed = Ok(0);
-        while let Some(piece) = pieces.recv().await {
-            renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
-        }
-        observe::renewed("session", &renewed);
-        self.look_for_losses(aids, until).await?;
-        renewed
+        observe::in_span!("doclock.renew", None, async {
+            let (until, aids) = (self.verbs.until(), slice::from_ref(aid));
+            let active = [Active::all_of(aid)];
+            let mut pieces =
+                self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
+            let mut renewed = Ok(0);
+            while let Some(piece) = pieces.recv().await {
+                renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
+            }
+            observe::renewed("session", &renewed);
+            self.look_for_losses(aids, until).await?;
+            renewed
+        })
     }
 
     /// Tells the watchers of these sessions which of the locks are gone.
@@ -103,58 +100,41 @@ impl Sessions {
         }
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.end_session", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn end(self: &Arc<Self>, aid: &Aid, reason: EndReason) -> Result<Ended> {
-        // Each operation has a name of its own: two operations of one server are as independent as those
-        // of two servers.
-        let worker = random::uuid();
-        let (asked, until) = (clock::now(), self.verbs.until());
-        let (sessions, aid_of) = (Arc::clone(self), aid.clone());
-        let end = async move {
-            let end_in = async |names: &[&str]| {
-                let store = &sessions.verbs.store;
-                let end = |until| store.end_session(&aid_of, reason, names, worker, until);
-                verbs::retry(until, verbs::FOREGROUND, end).await
+        observe::in_span!("doclock.end_session", None, async {
+            // Each operation has a name of its own: two operations of one server are as independent as those
+            // of two servers.
+            let worker = random::uuid();
+            let (asked, until) = (clock::now(), self.verbs.until());
+            let (sessions, aid_of) = (Arc::clone(self), aid.clone());
+            let end = async move {
+                let end_in = async |names: &[&str]| {
+                    let store = &sessions.verbs.store;
+                    let end = |until| store.end_session(&aid_of, reason, names, worker, until);
+                    verbs::retry(until, verbs::FOREGROUND, end).await
+                };
+                let names = sessions.collections.names();
+                let mut ended = end_in(&names).await;
+                // Read after the tombstone was written: a request that takes a lock in a collection that is new by then
+                // meets the tombstone.
+                let all = sessions.collections.all_collections(until).await;
+                if ended.is_ok() && all != names {
+                    ended = end_in(&all).await;
+                }
+                if ended.is_ok() {
+                    // The caller does not wait for this.
+                    let (end, until) = (NewsId::Ended(aid_of, None), sessions.verbs.until());
+                    sessions.verbs.settle(end, worker, Settled::Ready, until);
+                }
+                ended
             };
-            let names = sessions.collections.names();
-            let mut ended = end_in(&names).await;
-            // Read after the tombstone was written: a request that takes a lock in a collection that is new by then
-            // meets the tombstone.
-            let all = sessions.collections.all_collections(until).await;
-            if ended.is_ok() && all != names {
-                ended = end_in(&all).await;
-            }
-            if ended.is_ok() {
-                // The caller does not wait for this.
-                let announced = Arc::clone(&sessions).allow_announcement(aid_of, worker);
-                sessions.verbs.runner.spawn(&TaskTracker::new(), announced);
-            }
-            ended
-        };
-        // The end goes on without its caller.
-        let ended = self.verbs.complete("end_session", until, &TaskTracker::new(), end).await?;
-        observe::session_ended(reason);
-        self.seen.gone_all_of(aid, &ended.locks, asked);
-        self.served.ended(aid);
-        Ok(ended)
-    }
-
-    /// Leaves the end to the listeners.
-    async fn allow_announcement(self: Arc<Self>, aid: Aid, worker: Uuid) {
-        let (store, ended) = (&self.verbs.store, [NewsId::Ended(aid, None)]);
-        let allowed = verbs::retry(self.verbs.until(), verbs::BACKGROUND, |until| {
-            store.settle_news(&ended, worker, Settled::Ready, until)
-        });
-        if let Err(e) = allowed.await {
-            log::warn!(
-                target: "actix_doclock::manager",
-                "the end of a session is left to the reaper: {e}",
-            );
-        }
-        self.announce.notify();
+            // The end goes on without its caller.
+            let ended = self.verbs.complete("end_session", until, &TaskTracker::new(), end).await?;
+            observe::session_ended(reason);
+            self.seen.gone_all_of(aid, &ended.locks, asked);
+            self.served.ended(aid);
+            Ok(ended)
+        })
     }
 
     /// Ends a session without making the caller wait.

@@ -35,37 +35,35 @@ pub const MAX_REASON_BYTES: usize = 500;
 
 impl Parts {
     /// Breaks the lock that was shown to the actor.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.break", skip_all,
-        fields(collection = lock.key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn break_lock(
         self: &Arc<Self>,
         lock: &Lock,
         actor: &Actor,
         reason: &str,
     ) -> Result<Released> {
-        if !self.settings.may_break(actor, lock) {
-            observe::broken(self.collections.label(&lock.key), None);
-            return Err(LockError::BreakRefused { key: lock.key.clone() });
-        }
-        let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
-        let (parts, until, lock) = (Arc::clone(self), self.verbs.until(), lock.clone());
-        let break_it = async move {
-            parts.put_news(&takeover, until).await?;
-            let taken = &mark(&takeover);
-            let broken = verbs::retry(until, verbs::FOREGROUND, |until| {
-                parts.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
-            });
-            let broken = broken.await?;
-            observe::broken(parts.collections.label(&lock.key), Some(broken));
-            if let Some(gone) = Acquisition::of(&lock) {
-                parts.seen.gone(&gone);
+        observe::in_span!("doclock.break", Some(lock.key.collection()), async {
+            if !self.settings.may_break(actor, lock) {
+                observe::broken(self.collections.label(&lock.key), None);
+                return Err(LockError::BreakRefused { key: lock.key.clone() });
             }
-            parts.took(&takeover, broken == Released::Released);
-            Ok(broken)
-        };
-        self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await
+            let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
+            let (parts, until, lock) = (Arc::clone(self), self.verbs.until(), lock.clone());
+            let break_it = async move {
+                parts.put_news(&takeover, until).await?;
+                let taken = &mark(&takeover);
+                let broken = verbs::retry(until, verbs::FOREGROUND, |until| {
+                    parts.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
+                });
+                let broken = broken.await?;
+                observe::broken(parts.collections.label(&lock.key), Some(broken));
+                if let Some(gone) = Acquisition::of(&lock) {
+                    parts.seen.gone(&gone);
+                }
+                parts.took(&takeover, broken == Released::Released);
+                Ok(broken)
+            };
+            self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await
+        })
     }
 
     /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
@@ -100,21 +98,9 @@ impl Parts {
     }
 
     /// Settles the takeover in the background.
-    fn settle(self: &Arc<Self>, event: Uuid, settled: Settled) {
-        let (parts, until) = (Arc::clone(self), clock::now() + self.verbs.deadline + TO_SETTLE);
-        let news = [NewsId::Takeover(event)];
-        self.verbs.runner.spawn(&TaskTracker::new(), async move {
-            let done = verbs::retry(until, verbs::BACKGROUND, |until| {
-                parts.verbs.store.settle_news(&news, event, settled, until)
-            });
-            match done.await {
-                Ok(()) => parts.announce.notify(),
-                Err(e) => log::warn!(
-                    target: "actix_doclock::manager",
-                    "a break or takeover is told later, because its note could not be settled: {e}",
-                ),
-            }
-        });
+    fn settle(&self, event: Uuid, settled: Settled) {
+        let until = clock::now() + self.verbs.deadline + TO_SETTLE;
+        self.verbs.settle(NewsId::Takeover(event), event, settled, until);
     }
 
     /// True if [`take_over`](Self::take_over) would let this actor have the lock.

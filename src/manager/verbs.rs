@@ -11,19 +11,20 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{
-        Semaphore,
+        Notify, Semaphore,
         oneshot::{self, Receiver},
     },
     time::{sleep, timeout, timeout_at},
 };
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
     manager::{claim::ClaimPermit, observe},
-    store::{Answer, Deadline, DynStore, Query},
+    store::{Answer, Deadline, DynStore, NewsId, Query, Settled},
 };
 
 /// The first pause before an operation is tried again; doubled each time.
@@ -53,12 +54,14 @@ pub(crate) struct Verbs {
     /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
     operations: Arc<Semaphore>,
+    /// Wakes the listeners: news waits for them in the store.
+    pub(super) news: Notify,
 }
 
 impl Verbs {
     pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
         let [claims, operations] = [CLAIMS, OPERATIONS].map(|it| Arc::new(Semaphore::new(it)));
-        Self { store, runner, deadline, claims, operations }
+        Self { store, runner, deadline, claims, operations, news: Notify::new() }
     }
 
     /// # Errors
@@ -148,6 +151,29 @@ impl Verbs {
             };
             Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
         }
+    }
+
+    /// Says in the background what became of this news, and wakes the listeners.
+    pub(super) fn settle(
+        self: &Arc<Self>,
+        news: NewsId,
+        worker: Uuid,
+        settled: Settled,
+        until: Instant,
+    ) {
+        let (verbs, news) = (Arc::clone(self), [news]);
+        self.runner.spawn(&TaskTracker::new(), async move {
+            let done = retry(until, BACKGROUND, |until| {
+                verbs.store.settle_news(&news, worker, settled, until)
+            });
+            if let Err(e) = done.await {
+                log::warn!(
+                    target: "actix_doclock::manager",
+                    "a listener is told later, because the store did not settle its news: {e}",
+                );
+            }
+            verbs.news.notify_waiters();
+        });
     }
 
     /// Takes all places of [operations that accept new work](ACCEPT_NEW_WORK).

@@ -158,13 +158,6 @@ pub(crate) fn command() -> PathBuf {
 /// The directory of the programs. `cargo test --test suite` does not build them.
 fn programs() -> &'static Path {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
-        // With the features of this binary; otherwise each run would rebuild the programs.
-        let mut features = vec!["_simulation"];
-        for (name, is_on) in
-            [("metrics", cfg!(feature = "metrics")), ("tracing", cfg!(feature = "tracing"))]
-        {
-            features.extend(is_on.then_some(name));
-        }
         let mut build = Command::new(env!("CARGO"));
         // Variables that cargo sets for a test of its package would rerun build scripts (ring's asks
         // for it) and rebuild everything that depends on them, here and once more in the next build.
@@ -176,7 +169,8 @@ fn programs() -> &'static Path {
         }
         let built = build
             .args(["build", "--quiet", "--workspace", "--examples", "--bins"])
-            .args(["--features", &features.join(",")])
+            // With the feature of the tests; otherwise each run would rebuild the programs.
+            .args(["--features", "_simulation"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(built.expect("cargo can be run").success());

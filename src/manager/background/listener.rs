@@ -1,18 +1,14 @@
 //! Tells the application which sessions have ended, and which locks were taken from their holders.
 
 use std::{
-    fmt::Display,
-    future::Future,
+    future::{self, Future},
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::{
-    sync::Notify,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -33,27 +29,49 @@ const TIME_TO_SAY_SO: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 type Outcome = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+type OutboxOf = for<'a> fn(&'a [&'a str]) -> Outbox<'a>;
 
-/// A function that the application wants to be called.
-pub(in crate::manager) struct Listener<E>(Arc<dyn Fn(E) -> Outcome + Send + Sync>);
-
-impl<E> Clone for Listener<E> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
+/// A function that the application wants to be called, for one of the two kinds of news.
+#[derive(Clone)]
+pub(in crate::manager) struct Listener {
+    call: Arc<dyn Fn(News) -> Outcome + Send + Sync>,
+    /// Where its news waits, in an outbox that knows these collections.
+    outbox: OutboxOf,
+    /// For the log.
+    task: &'static str,
 }
 
-impl<E: Send + 'static> Listener<E> {
-    pub(in crate::manager) fn new<F>(listener: impl Fn(E) -> F + Send + Sync + 'static) -> Self
+impl Listener {
+    pub(in crate::manager) fn of_ends<F>(
+        listener: impl Fn(SessionEnded) -> F + Send + Sync + 'static,
+    ) -> Self
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        Self(Arc::new(move |event| Box::pin(listener(event))))
+        let call = Arc::new(move |news| match news {
+            News::Ended(ended) => Box::pin(listener(ended)) as Outcome,
+            News::Takeover(_) => Box::pin(future::ready(Ok(()))),
+        });
+        Self { call, outbox: |_| Outbox::Ends, task: "announcing the ends of sessions" }
     }
 
-    /// Calls the function in a task of its own, so that a panic ends only this task. `what` is for the log.
-    async fn call(&self, event: E, limit: Duration, what: impl Display) {
-        let Self(call) = self.clone();
+    pub(in crate::manager) fn of_takeovers<F>(
+        listener: impl Fn(Takeover) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let call = Arc::new(move |news| match news {
+            News::Takeover(takeover) => Box::pin(listener(takeover)) as Outcome,
+            News::Ended(_) => Box::pin(future::ready(Ok(()))),
+        });
+        let outbox: OutboxOf = |collections| Outbox::Takeovers(collections);
+        Self { call, outbox, task: "announcing breaks and takeovers" }
+    }
+
+    /// Calls the function in a task of its own, so that a panic ends only this task.
+    async fn call(&self, news: &News, limit: Duration) {
+        let (call, event) = (Arc::clone(&self.call), news.clone());
         let called = tokio::spawn(async move {
             let called = async { call(event).await };
             match timeout(limit, called).await {
@@ -67,6 +85,10 @@ impl<E: Send + 'static> Listener<E> {
             Ok(Err(failed)) => failed,
             Err(e) => format!("has panicked: {e}"),
         };
+        let what = match news {
+            News::Ended(it) => format!("the end of the session {:?} (event {})", it.aid, it.event),
+            News::Takeover(it) => format!("the lost lock on {:?} (event {})", it.key, it.event),
+        };
         log::error!(target: "actix_doclock::background", "the listener for {what} {failed}");
     }
 }
@@ -74,157 +96,80 @@ impl<E: Send + 'static> Listener<E> {
 /// The functions that the application wants to be called.
 #[derive(Clone, Default)]
 pub(in crate::manager) struct Listeners {
-    pub(in crate::manager) ended: Option<Listener<SessionEnded>>,
-    pub(in crate::manager) taken: Option<Listener<Takeover>>,
+    pub(in crate::manager) ended: Option<Listener>,
+    pub(in crate::manager) taken: Option<Listener>,
 }
 
-/// Wakes the announcers: something waits to be announced.
-#[derive(Debug, Default)]
-pub(in crate::manager) struct Announce {
-    ended: Arc<Notify>,
-    taken: Arc<Notify>,
+/// What one listener is told. Each listener has a task of its own, so that one that hangs does not hold up the other.
+struct Announcer {
+    listener: Listener,
+    limit: Duration,
+    /// Another id than the manager's own: a sweep of the manager must not take an end that is just being announced.
+    worker: Uuid,
+    /// The news that was announced, but whose announcement is not recorded yet.
+    told: Vec<NewsId>,
 }
 
-impl Announce {
-    pub(in crate::manager) fn notify(&self) {
-        self.ended.notify_one();
-        self.taken.notify_one();
+impl Announcer {
+    /// Announces some of the waiting news. True if there was any.
+    async fn announce_some(&mut self, parts: &Arc<Parts>) -> Result<bool> {
+        let (worker, limit) = (self.worker, self.limit);
+        if !self.told.is_empty() {
+            note(parts, worker, self.told.clone()).await?;
+            self.told.clear();
+        }
+        let args =
+            (parts.collections.names(), self.listener.outbox, worker, limit + TIME_TO_SAY_SO);
+        let taken = parts.verbs.ask("take_news", args, |store, (all, outbox, by, lease), until| {
+            store.take_news(outbox(all), *by, *lease, AT_ONCE, until)
+        });
+        let taken = taken.await?;
+        if taken.is_empty() {
+            return Ok(false);
+        }
+        self.told = taken.iter().map(id).collect();
+        // All news that was taken is announced, even if this future is dropped.
+        let (own, listener, told) = (Arc::clone(parts), self.listener.clone(), self.told.clone());
+        let called = parts.verbs.runner.spawn(&TaskTracker::new(), async move {
+            join_all(taken.iter().map(|news| listener.call(news, limit))).await;
+            note(&own, worker, told).await
+        });
+        if let Ok(noted) = called.await {
+            noted?;
+            self.told.clear();
+        }
+        Ok(true)
     }
-}
-
-/// The news for a listener.
-pub(in crate::manager) trait Announced: Clone + Send + Sync + 'static {
-    /// For the log.
-    const ALL: &'static str;
-
-    fn name(&self) -> String;
-
-    /// Where such events wait to be announced.
-    fn outbox<'a>(collections: &'a [&'a str]) -> Outbox<'a>;
-
-    fn of(news: News) -> Option<Self>;
-
-    fn id(&self) -> NewsId;
-
-    /// Wakes the announcer.
-    fn wakes(parts: &Parts) -> Arc<Notify>;
-}
-
-impl Announced for SessionEnded {
-    const ALL: &'static str = "announcing the ends of sessions";
-
-    fn name(&self) -> String {
-        format!("the end of the session {:?} (event {})", self.aid, self.event)
-    }
-
-    fn outbox<'a>(_collections: &'a [&'a str]) -> Outbox<'a> {
-        Outbox::Ends
-    }
-
-    fn of(news: News) -> Option<Self> {
-        if let News::Ended(ended) = news { Some(ended) } else { None }
-    }
-
-    fn id(&self) -> NewsId {
-        NewsId::Ended(self.aid.clone(), Some(self.event))
-    }
-
-    fn wakes(parts: &Parts) -> Arc<Notify> {
-        Arc::clone(&parts.announce.ended)
-    }
-}
-
-impl Announced for Takeover {
-    const ALL: &'static str = "announcing breaks and takeovers";
-
-    fn name(&self) -> String {
-        format!("the lost lock on {:?} (event {})", self.key, self.event)
-    }
-
-    fn outbox<'a>(collections: &'a [&'a str]) -> Outbox<'a> {
-        Outbox::Takeovers(collections)
-    }
-
-    fn of(news: News) -> Option<Self> {
-        if let News::Takeover(takeover) = news { Some(takeover) } else { None }
-    }
-
-    fn id(&self) -> NewsId {
-        NewsId::Takeover(self.event)
-    }
-
-    fn wakes(parts: &Parts) -> Arc<Notify> {
-        Arc::clone(&parts.announce.taken)
-    }
-}
-
-/// Some events that wait to be announced.
-async fn take<E: Announced>(parts: &Arc<Parts>, worker: Uuid, lease: Duration) -> Result<Vec<E>> {
-    let args = (parts.collections.names(), worker, lease);
-    let taken = parts.verbs.ask("take_news", args, |store, (all, by, lease), until| {
-        store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
-    });
-    Ok(taken.await?.into_iter().filter_map(E::of).collect())
 }
 
 /// Records that the listener was called.
-async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Result<()> {
-    let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
-    let noted = parts.verbs.ask("settle_news", args, |store, (worker, told), until| {
+async fn note(parts: &Parts, worker: Uuid, told: Vec<NewsId>) -> Result<()> {
+    let noted = parts.verbs.ask("settle_news", (worker, told), |store, (worker, told), until| {
         store.settle_news(told, *worker, Settled::Told, until)
     });
     noted.await
 }
 
-/// Announces some of the waiting events. True if there were any.
-///
-/// `told` contains the events that were announced, but whose announcement is not recorded yet.
-async fn announce_some<E: Announced>(
-    parts: &Arc<Parts>,
-    listener: &Listener<E>,
-    limit: Duration,
-    worker: Uuid,
-    told: &mut Vec<E>,
-) -> Result<bool> {
-    if !told.is_empty() {
-        note(parts, worker, told).await?;
-        told.clear();
+fn id(news: &News) -> NewsId {
+    match news {
+        News::Ended(it) => NewsId::Ended(it.aid.clone(), Some(it.event)),
+        News::Takeover(it) => NewsId::Takeover(it.event),
     }
-    let taken = take::<E>(parts, worker, limit + TIME_TO_SAY_SO).await?;
-    if taken.is_empty() {
-        return Ok(false);
-    }
-    told.clone_from(&taken);
-    // All news that was taken is announced, even if this future is dropped.
-    let (own, listener) = (Arc::clone(parts), listener.clone());
-    let called = parts.verbs.runner.spawn(&TaskTracker::new(), async move {
-        join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;
-        note(&own, worker, &taken).await
-    });
-    if let Ok(noted) = called.await {
-        noted?;
-        told.clear();
-    }
-    Ok(true)
 }
 
 /// Calls the listener until the manager is gone.
-pub(in crate::manager) async fn run<E: Announced>(
-    manager: Weak<Parts>,
-    listener: Listener<E>,
-    limit: Duration,
-) {
-    // Another id than the manager's own: a sweep of the manager must not take an end that is just being announced.
-    let worker = random::uuid();
-    let mut pauses = Pauses::new(E::ALL, FIRST_PAUSE);
-    let mut told = Vec::new();
+pub(in crate::manager) async fn run(manager: Weak<Parts>, listener: Listener, limit: Duration) {
+    let mut pauses = Pauses::new(listener.task, FIRST_PAUSE);
+    let mut announcer = Announcer { listener, limit, worker: random::uuid(), told: Vec::new() };
     while let Some(parts) = manager.upgrade() {
-        let wakes = E::wakes(&parts);
-        let outcome = announce_some(&parts, &listener, limit, worker, &mut told).await;
+        let verbs = Arc::clone(&parts.verbs);
+        // News that comes from now on is not missed.
+        let news = verbs.news.notified();
+        let outcome = announcer.announce_some(&parts).await;
         drop(parts);
         match outcome {
             Ok(true) => drop(pauses.after_success(None)),
-            Ok(false) => wakes.notified().await,
+            Ok(false) => news.await,
             Err(e) => sleep(pauses.after_failure(&e)).await,
         }
     }

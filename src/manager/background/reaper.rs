@@ -33,42 +33,41 @@ impl Parts {
         }
     }
 
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.sweep", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
     async fn sweep_some(&self) -> Result<Swept> {
-        let collections = self.collections.names();
-        if collections.is_empty() {
-            return Ok(Swept::default());
-        }
-        let (args, began) = ((collections.clone(), random::uuid()), clock::now());
-        let swept = self.verbs.ask("sweep", args, |store, (collections, worker), until| {
-            store.sweep(collections, *worker, AT_ONCE, until)
-        });
-        let swept = swept.await;
-        self.sweeps.saw(&swept);
-        observe::swept(began, &swept);
-        let swept = swept?;
-        for (key, token) in &swept.expired {
-            self.seen.losses.count(self.collections.label(key), Some(*token), "expired", "reaper");
-        }
-        if swept.sessions > 0 {
-            log::debug!(
-                target: "actix_doclock::background",
-                "{} idle sessions have ended", swept.sessions,
-            );
-        }
-        if let Err(e) = self.watch_the_overdue(&collections, &swept).await {
-            log::debug!(
-                target: "actix_doclock::background",
-                "sessions that are not announced may not be noticed: {e}",
-            );
-        }
-        if swept.announcements {
-            self.announce.notify();
-        }
-        Ok(swept)
+        observe::in_span!("doclock.sweep", None, async {
+            let collections = self.collections.names();
+            if collections.is_empty() {
+                return Ok(Swept::default());
+            }
+            let (args, began) = ((collections.clone(), random::uuid()), clock::now());
+            let swept = self.verbs.ask("sweep", args, |store, (collections, worker), until| {
+                store.sweep(collections, *worker, AT_ONCE, until)
+            });
+            let swept = swept.await;
+            self.sweeps.saw(&swept);
+            observe::swept(began, &swept);
+            let swept = swept?;
+            for (key, token) in &swept.expired {
+                let label = self.collections.label(key);
+                self.seen.losses.count(label, Some(*token), "expired", "reaper");
+            }
+            if swept.sessions > 0 {
+                log::debug!(
+                    target: "actix_doclock::background",
+                    "{} idle sessions have ended", swept.sessions,
+                );
+            }
+            if let Err(e) = self.watch_the_overdue(&collections, &swept).await {
+                log::debug!(
+                    target: "actix_doclock::background",
+                    "sessions that are not announced may not be noticed: {e}",
+                );
+            }
+            if swept.announcements {
+                self.verbs.news.notify_waiters();
+            }
+            Ok(swept)
+        })
     }
 }
 

@@ -57,7 +57,6 @@ fn each_target_and_level_of_the_log_is_in_the_table_and_no_other() {
 }
 
 /// The names in the text that look like our metrics.
-#[cfg(feature = "metrics")]
 fn metrics_in(text: &str) -> BTreeSet<&str> {
     let names = text.match_indices("doclock_").filter_map(|(at, _)| {
         let is_whole = !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
@@ -69,7 +68,6 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
     names.collect()
 }
 
-#[cfg(feature = "metrics")]
 #[test]
 fn each_metric_is_in_the_table_and_each_metric_of_the_dashboard_exists() {
     let all: BTreeSet<_> = actix_doclock::metrics::ALL.iter().copied().collect();

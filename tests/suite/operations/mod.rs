@@ -5,9 +5,7 @@ mod documents;
 mod fleet;
 mod health;
 mod majority;
-#[cfg(feature = "metrics")]
 pub(crate) mod metrics;
 mod readiness;
 mod rights;
-#[cfg(feature = "tracing")]
 mod spans;

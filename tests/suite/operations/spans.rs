@@ -9,6 +9,7 @@ use actix_doclock::{Actor, Aid, Holder, LockManager, MemoryStore, TryAcquire, Wa
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::rig::app::{WorkItem, key};
+use crate::rig::log::{count_logged, log_lines};
 
 /// The output of a subscriber.
 #[derive(Clone, Default)]
@@ -47,6 +48,15 @@ async fn one_of_each() -> (Aid, String) {
     locks.sweep().await.unwrap();
     locks.end_session(&aid).await.unwrap();
     (aid, lock.token.unwrap().to_string())
+}
+
+/// `actix-web` switches on the feature `log` of `tracing`, which writes spans into the log unless there is a subscriber.
+#[tokio::test]
+async fn without_a_subscriber_no_span_is_a_line_of_the_log() {
+    log_lines();
+    one_of_each().await;
+    let spans = count_logged(&["doclock.acquire"]) + count_logged(&["doclock.release"]);
+    assert_eq!(spans, 0);
 }
 
 /// Runs in a process of its own: for each place in the code, `tracing` records for the whole process

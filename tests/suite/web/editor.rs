@@ -310,7 +310,6 @@ async fn a_page_that_takes_nothing_is_cut_when_the_server_is_stopped() {
     drop(page);
 }
 
-#[cfg(feature = "metrics")]
 #[actix_web::test]
 async fn prometheus_gets_the_metrics_of_user_actions() {
     let editor = Editor::start(&[]);

@@ -17,7 +17,6 @@ mod heard;
 mod identity;
 mod idle;
 mod lost_replies;
-#[cfg(feature = "metrics")]
 mod metrics;
 mod person_changed;
 mod problems;
