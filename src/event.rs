@@ -1,6 +1,6 @@
 //! The events of locks, for subscribers.
 
-use crate::{key::LockKey, lock::Lock, store::Save, takeover::TakenBy};
+use crate::{key::LockKey, lock::Lock, store::Written, takeover::TakenBy};
 
 /// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///
@@ -21,7 +21,7 @@ pub enum LockEvent {
     SessionEnded(Lock),
     /// A guarded write of a document was committed. It comes with the lock of the writer, if this process knows it: the
     /// lock may have been taken and released within some milliseconds.
-    Saved(LockKey, Save, Option<Lock>),
+    Saved(LockKey, Written, Option<Lock>),
     /// Any lock may have changed, and any document: read everything again. This is the first event of each subscription, and
     /// also follows each gap.
     Resync,

@@ -3,6 +3,7 @@
 //! | page | answers |
 //! |---|---|
 //! | [http] | headers, the lock API, every answer and its code, events, `client.js`, the admin page |
+//! | [typed_text] | the first keystroke, pages of yesterday, warnings before an end, kept texts |
 //! | [saving] | what a save writes, and when it is refused; other writes under a lock |
 //! | [waiting] | waiting and its order, jobs, readers and writers, deadlocks, fences |
 //! | [sessions] | session stores; how the application is told of ended sessions and taken locks; cookies |
@@ -56,6 +57,7 @@ pages! {
     sessions: "sessions.md",
     troubleshooting: "troubleshooting.md",
     ttl: "ttl.md",
+    typed_text: "typed-text.md",
     upgrading: "upgrading.md",
     waiting: "waiting.md",
 }

@@ -64,7 +64,7 @@ pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;
 pub use settings::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{Fleet, StoreStatus, Topology};
-pub use watch::{Change, Save, Watch};
+pub use watch::{Change, Watch, Written};
 
 #[cfg(feature = "_simulation")]
 pub use crate::random::seed_randomness;

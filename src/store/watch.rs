@@ -30,14 +30,14 @@ pub enum Change {
     /// follow.
     Broken(LockKey, LockToken, TakenBy),
     /// A guarded write of this document was committed. The lock may be gone by now.
-    Saved(LockKey, Save),
+    Saved(LockKey, Written),
     /// Changes may have been missed, for any document.
     Missed,
 }
 
 /// A guarded write, as it is told after its commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Save {
+pub struct Written {
     /// The label of the [holder](crate::Holder) who wrote.
     pub by: String,
     /// The version of the document after the write. `None` if the document was deleted, or if the writer did not read

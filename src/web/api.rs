@@ -62,7 +62,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::limits::Limits::event_streams) streams |
-/// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
+/// | `GET /client.js`, `/keep.js`, `/client.d.ts` | the helper for pages, ES modules without dependencies |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Members that
@@ -102,8 +102,8 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// first request of the reloaded page.
 ///
 /// The stream of events begins with `resync`, which is also sent after each gap: the page should then
-/// read everything again. The other events are `acquired`, `released`, `expired`, `broken` and
-/// `session_ended`. They carry the document, the holder, and whose lock it is or was: `mine`,
+/// read everything again. The other events are `acquired`, `released`, `expired`, `broken`, `session_ended` and
+/// `saved`. They carry the document, the holder, and whose lock it is or was: `mine`,
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 10 s without an
 /// event there is a `beat`.
 ///

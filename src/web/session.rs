@@ -102,7 +102,7 @@ impl<M> LockingSession<M> {
     }
 
     /// How much time a session has left if its lifetime is fixed, as twelve hours after the login: pages
-    /// [warn](crate::guide#nothing-typed-is-lost) their person before it ends. Default: unknown, and no page warns.
+    /// [warn](crate::guide::typed_text#before-the-lock-ends) their person before it ends. Default: unknown, and no page warns.
     ///
     /// Return `None` if each request extends the session. The store `actix-session-mongo` knows the time:
     /// `.session_ends_in(|_| actix_session_mongo::session_ends_in())`.

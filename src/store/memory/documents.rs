@@ -6,7 +6,8 @@ use crate::{
     key::LockKey,
     lock::Mode,
     store::{
-        Acquisition, Change, Deadline, Documents, Edit, Save, Saved, StoreResult, StoredDocument,
+        Acquisition, Change, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
+        Written,
         lock_rules::Grant,
         memory::{MemoryStore, save, state::State},
     },
@@ -43,7 +44,7 @@ impl Documents for MemoryStore {
             guard.again = true;
             if !edit.is_empty() && changes.are_watched() {
                 let by = guard.holder.as_ref().map_or_else(String::new, |it| it.label.clone());
-                let save = Save { by, version: edit.version_after() };
+                let save = Written { by, version: edit.version_after() };
                 changes.tell(Change::Saved(key.clone(), save));
             }
         }

@@ -213,22 +213,7 @@ impl MongoStore {
         guarding(held)?;
         // Nobody knows what the transaction makes of the documents.
         held.iter().for_each(|one| *one.version.lock() = None);
-        self.touch_all(session, held).await
-    }
-
-    async fn touch_all(
-        &self,
-        session: &mut ClientSession,
-        held: &[HeldLock],
-    ) -> Result<(), TransactionError> {
-        for one in held {
-            let (call, saved) = (self.call_for(one)?, saved_as(one.version()));
-            let touched = call.touch_in(session, &one.acquisition, saved).await;
-            if !touched.map_err(TransactionError::Work)? {
-                return Err(lost(one).into());
-            }
-        }
-        Ok(())
+        touch_all(self, session, held).await
     }
 
     /// Updates the locked document by operators or by a pipeline, if the exclusive lock is still held, and
@@ -412,7 +397,7 @@ impl MongoStore {
             compared.map_err(Failed::Refused)?;
         }
         let value = work(session).await.map_err(Failed::Work)?;
-        self.touch_all(session, held).await.map_err(|error| match error {
+        touch_all(self, session, held).await.map_err(|error| match error {
             TransactionError::Lock(error) => Failed::Refused(error),
             TransactionError::Work(error) => Failed::Step(error),
         })?;
@@ -443,6 +428,21 @@ async fn compare(
         Some(version) if version != onto => Err(LockError::StaleCopy { key: key.clone(), version }),
         _ => Ok(()),
     })
+}
+
+async fn touch_all(
+    store: &MongoStore,
+    session: &mut ClientSession,
+    held: &[HeldLock],
+) -> Result<(), TransactionError> {
+    for one in held {
+        let (call, saved) = (store.call_for(one)?, saved_as(one.version()));
+        let touched = call.touch_in(session, &one.acquisition, saved).await;
+        if !touched.map_err(TransactionError::Work)? {
+            return Err(lost(one).into());
+        }
+    }
+    Ok(())
 }
 
 fn running(error: Error) -> LockError {

@@ -17,7 +17,7 @@ use crate::{
     key::LockKey,
     lock::LockToken,
     store::{
-        Change, Save, TakenBy, Watch,
+        Change, TakenBy, Watch, Written,
         mongo::{
             Call, DRIVERS_POOL, MongoStore, Prepared,
             codec::{self, is},
@@ -224,8 +224,8 @@ pub(super) fn renewal() -> Bson {
 /// In the place of a version that the writer does not know.
 const UNKNOWN: &str = "-";
 
-fn read_saved(text: &str) -> Option<Save> {
+fn read_saved(text: &str) -> Option<Written> {
     let (_, rest) = text.split_once(' ')?;
     let (version, by) = rest.split_once(' ')?;
-    Some(Save { by: by.to_owned(), version: version.parse().ok() })
+    Some(Written { by: by.to_owned(), version: version.parse().ok() })
 }

@@ -1,7 +1,7 @@
 //! Reports of documents that become free.
 
 use super::*;
-use actix_doclock::store::{Change, Content, Original, Rules, Save, Watch};
+use actix_doclock::store::{Change, Content, Original, Rules, Watch, Written};
 
 /// Waits for the change that `is_it` accepts.
 pub(super) async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {
@@ -80,7 +80,7 @@ cases! {
 
         let by = &mine.holder.as_ref().unwrap().label;
         let mut tells = async |version| {
-            let save = Save { by: by.clone(), version };
+            let save = Written { by: by.clone(), version };
             told(&mut watch, "saved", |it| match it {
                 Change::Saved(of, told) => {
                     assert_eq!((of, told), (&key("a"), &save));
