@@ -164,9 +164,16 @@ struct EndBody {
 /// The document under the lock, for a client that has named the version that it shows.
 #[derive(Serialize)]
 struct DocumentBody {
-    version: Version,
+    /// `None` if there is no such document.
+    version: Option<Version>,
     /// True if that is the version that the client shows.
     current: bool,
+}
+
+impl DocumentBody {
+    fn of(version: Option<Version>, shown: Version) -> Self {
+        Self { version, current: version == Some(shown) }
+    }
 }
 
 impl MineBody {
@@ -238,7 +245,7 @@ async fn acquire(
     let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
     let document = version.zip(shown).map(|(version, shown)| {
         locks.shows(&key, Some(version));
-        DocumentBody { version, current: version == shown }
+        DocumentBody::of(Some(version), shown)
     });
     Ok((Current(MineBody { document, ..MineBody::of(&mine.lock, locks) }), status))
 }

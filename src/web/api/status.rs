@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 
-use actix_web::{HttpRequest, ResponseError, http::StatusCode};
+use actix_web::{HttpRequest, ResponseError, http::StatusCode, web::Query};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, allowed, bad_request, by_name, read};
+use super::{Body, DocumentBody, allowed, bad_request, by_name, read};
 use crate::{
     actor::Person,
     key::LockKey,
     lock::{Holder, Lock, Mode},
+    version::Version,
     web::{
         Problem,
         access::Access,
@@ -41,6 +42,14 @@ pub(super) struct StateBody {
     /// The freeze, if no new lock is granted at the moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     frozen: Option<FrozenBody>,
+    #[serde(flatten)]
+    document: Option<DocumentBody>,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    /// The version of the document that the page shows.
+    shown: Option<Version>,
 }
 
 #[derive(Serialize)]
@@ -69,6 +78,7 @@ impl StateBody {
             may_take_over,
             frozen: freeze
                 .map(|freeze| FrozenBody { until: rfc3339(freeze.until), reason: freeze.reason }),
+            document: None,
         }
     }
 }
@@ -82,7 +92,12 @@ pub(super) async fn of_one(
     let lock = locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
     let [collection, id] = ["collection", "id"].map(|it| path_param(&req, it).unwrap_or_default());
     let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
-    Ok(Current(StateBody { key: name, ..StateBody::of(&key, lock, &locks) }))
+    let Query(Asked { shown }) = Query::from_query(req.query_string()).map_err(bad_request)?;
+    let document = match shown {
+        Some(shown) => Some(DocumentBody::of(locks.version_of(&key, until).await?, shown)),
+        None => None,
+    };
+    Ok(Current(StateBody { key: name, document, ..StateBody::of(&key, lock, &locks) }))
 }
 
 #[derive(Default, Deserialize)]

@@ -59,8 +59,8 @@ export interface Ending {
 
 /** A save of the document by somebody else, or in another tab. */
 export interface Save {
-  /** The person, for display only. */
-  by: string;
+  /** The person, for display only. `null` if the save was noticed later, after a gap in the events. */
+  by: string | null;
   /** `null`: look. The document may have been deleted. */
   version: string | null;
 }

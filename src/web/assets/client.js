@@ -482,7 +482,7 @@ function close(field, closed) {
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
-  #lock; #waitIdleMs; #isClosed = false; #endOnInput = null;
+  #lock; #waitIdleMs; #isClosed = false; #endOnInput = null; #askTimer;
 
   static set headers(headers) { extra = headers; }
   static open(url, options) { return new DocLock(url, options); }
@@ -560,7 +560,10 @@ export class DocLock extends EventTarget {
   #lockAtInput(target) {
     let asked = -Infinity;
     const asks = () => {
-      if (this.token || this.busy || this.waiting || performance.now() - asked < ASK_MS) return;
+      clearTimeout(this.#askTimer);
+      if (this.token || this.busy || this.waiting || this.#isClosed) return;
+      const wait = asked + ASK_MS - performance.now();
+      if (wait > 0) return void (this.#askTimer = setTimeout(asks, wait));
       asked = performance.now();
       this.acquire();
     };
@@ -605,7 +608,8 @@ class PageLock {
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #sent = new Set();     // requests under way by `fetch`
-  #written = null;       // the version that this page has written last
+  #written;              // the version that this page has written last, until it is told of the write
+  #told;                 // the version of which this page was told last; `null` if it was not known, or there was none
   #end = null;           // the next end that no heartbeat moves: its two clocks, and why
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer; #expiry;
@@ -801,7 +805,10 @@ class PageLock {
 
   async #look() {
     if (!this.viewers.size || this.busy || !visible()) return;
-    const turn = ++this.#turn, opened = this.#opened, answer = await request('GET', this.url, PROMISED.state);
+    const turn = ++this.#turn, opened = this.#opened, { version } = this;
+    const answer = await request('GET', this.url + (version ? '?shown=' + version : ''), PROMISED.state);
+    const { current, version: stored = null } = answer.body;
+    if (current === false && version === this.version && stored !== this.#told) this.#tellSave({ by: null, version: stored });
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
     this.#learn(answer, opened);
@@ -1018,8 +1025,16 @@ class PageLock {
   // The answer tells of a save of this page, and nobody else saves while this page has the lock.
   async #hearSave({ by, version }) {
     await Promise.allSettled(this.#sent);
-    const isShown = version && [this.version, this.#written].includes(version);
-    if (!isShown && !this.token) this.#tell('saved', { by, version });
+    if (version === this.#written) this.#written = undefined;
+    else this.#tellSave({ by, version });
+  }
+
+  // Once for each version: after a gap in the events, the page asks whether its version is still the stored one.
+  #tellSave(save) {
+    const isKnown = save.version && [this.version, this.#told].includes(save.version);
+    if (isKnown || this.token) return;
+    this.#told = save.version;
+    this.#tell('saved', save);
   }
 
   #hear(event) {

@@ -269,6 +269,33 @@ async fn a_reader_hears_of_a_save_at_once_and_its_writer_does_not() {
 }
 
 #[actix_web::test]
+async fn a_reader_who_misses_the_event_of_a_save_hears_of_it_later_and_once() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = with_form(
+            &page,
+            "window.EventSource = class { addEventListener() {} close() {} }; \
+             const old = await load(), told = []; \
+             const reader = DocLock.open(url(0), { acquire: false, version: old, onsaved: save => told.push(save) }); \
+             await until(() => reader.state === 'free'); \
+             const taken = await fetch(url(0), { method: 'POST' }), { token } = await taken.json(); \
+             const headers = { 'Content-Type': 'application/json', 'Lock-Token': `<urn:uuid:${token}>` }; \
+             const save = body => fetch(doc(0), { ...saving({ title: 't', body }), headers }); \
+             const first = await save('new'); \
+             await until(() => told.length); \
+             await reader.check(); await reader.check(); \
+             const once = told.length, isNew = `\"${told[0].version}\"` === first.headers.get('ETag'); \
+             await fetch(doc(0), { method: 'DELETE', headers }); \
+             await until(() => told.length > 1); \
+             return [told[0].by, isNew, once, told[1]]",
+        )
+        .await;
+        assert_eq!(told, json!([null, true, 1, { "by": null, "version": null }]));
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn the_text_of_a_closed_tab_is_offered_and_never_restored_silently() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;

@@ -174,7 +174,7 @@ async fn a_save_is_reported_with_its_person_and_the_new_version() {
         put.insert_header(("lock-token", of.to_owned())).insert_header(("doclock-tab", ONE))
     };
     // One that is refused is not told.
-    let wrong = actix_doclock::LockToken::new().to_string();
+    let wrong = format!("<urn:uuid:{}>", actix_doclock::LockToken::new());
     assert_eq!(alice.send(put(&wrong).set_payload("never")).await.status, 412);
     let saved = alice.send(put(&token).set_payload("saved")).await;
     assert_eq!(saved.status, 200);

@@ -106,6 +106,7 @@ async fn ends(
     let granted = send("/locks/note/a", json!({})).await;
     let believed = json!({ "locks": { "note/a": granted["token"] } });
     let beat = send("/locks/heartbeat", believed).await["held"][0].take();
+    assert_eq!(alice.delete("/locks/note/a").await.status, 204);
     let all = [granted, beat];
     all.into_iter().map(|it| (it["ends_in_ms"].as_u64(), it["ends_why"].clone())).collect()
 }

@@ -219,6 +219,33 @@ async fn the_lock_api_says_whether_the_page_shows_the_document_of_now() {
 }
 
 #[actix_web::test]
+async fn a_reader_asks_whether_its_version_is_still_the_stored_one() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let shown = version(&alice.get("/note/a/view").await);
+    alice.delete("/locks/note/a").await;
+    let ask = async |query: &str| alice.get(&format!("/locks/note/a{query}")).await;
+    let says = async |query: &str| {
+        let state = ask(query).await.json();
+        assert_eq!(state["state"], "free");
+        ["version", "current"].map(|name| state.get(name).cloned())
+    };
+    assert_eq!(says("").await, [None, None]);
+    let query = format!("?shown={shown}");
+    assert_eq!(says(&query).await, [Some(shown.clone().into()), Some(true.into())]);
+    written_past_the_lock(&store, "foreign");
+    let [now, is_current] = says(&query).await;
+    assert_eq!(is_current, Some(false.into()));
+    assert!(now.is_some_and(|now| now != Value::from(shown.clone())));
+    for malformed in ["?shown=", "?shown=x", &format!("{query}&shown={shown}")] {
+        assert_eq!(ask(malformed).await.status, 400, "{malformed}");
+    }
+    let missing = alice.get(&format!("/locks/note/nothing{query}")).await.json();
+    assert_eq!((&missing["version"], &missing["current"]), (&Value::Null, &false.into()));
+}
+
+#[actix_web::test]
 async fn an_etag_of_the_handler_stays() {
     async fn edit(_: LockedDoc<Note>) -> impl Responder {
         HttpResponse::Ok().insert_header(("etag", "\"mine\"")).finish()
