@@ -455,6 +455,7 @@ impl LockManagerBuilder {
             served: Arc::clone(&served),
             stop: stop.token(),
             ttl,
+            max_hold: self.settings.max_hold,
         });
         let parts = Arc::new(Parts {
             verbs,
@@ -467,7 +468,6 @@ impl LockManagerBuilder {
             sessions,
             settings: self.settings,
             watches: Default::default(),
-            kept: Default::default(),
             events,
             unannounced: Default::default(),
             event_streams: Streams::new(limits),

@@ -1,12 +1,12 @@
 //! The sessions that hold locks: their activity, and their ends.
 
 use std::{
-    iter, slice,
+    iter,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, future::BoxFuture};
 use tokio::sync::oneshot::Receiver;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
@@ -16,12 +16,12 @@ use crate::{
     ended::EndReason,
     error::{LockError, Result, StoreError},
     key::LockKey,
-    lock::{Aid, Lock, PageId},
+    lock::{Aid, PageId},
     manager::{
         background::listener::Announce, collections::Collections, observe, reads::Reads, verbs,
         verbs::Verbs, watch::ends::Served, watched::Seen,
     },
-    random::{self, HashMap},
+    random,
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
 };
 
@@ -43,6 +43,7 @@ pub(crate) struct Sessions {
     pub(super) served: Arc<Served>,
     pub(super) stop: CancellationToken,
     pub(super) ttl: Duration,
+    pub(super) max_hold: Option<Duration>,
 }
 
 impl Sessions {
@@ -52,38 +53,15 @@ impl Sessions {
         fields(outcome = tracing::field::Empty),
     ))]
     pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64> {
-        let (until, aids) = (self.verbs.until(), slice::from_ref(aid));
-        let active = [Active::all_of(aid)];
-        let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
+        let names = self.collections.names().into_iter();
+        let due = names.map(|name| (name.to_owned(), vec![Active::all_of(aid)])).collect();
+        let mut pieces = self.renew_in_pieces(due, self.ttl, self.verbs.until());
         let mut renewed = Ok(0);
-        while let Some(piece) = pieces.recv().await {
+        while let Some(piece) = pieces.next().await {
             renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
         }
         observe::renewed("session", &renewed);
-        self.look_for_losses(aids, until).await?;
         renewed
-    }
-
-    /// Tells the watchers of these sessions which of the locks are gone.
-    pub(super) async fn look_for_losses(&self, aids: &[Aid], until: Instant) -> Result<()> {
-        let is_watched = |aid: &&Aid| self.seen.watched.watches(aid);
-        let aids: Arc<[Aid]> = aids.iter().filter(is_watched).cloned().collect();
-        if aids.is_empty() {
-            return Ok(());
-        }
-        let asked = clock::now();
-        let lists = self.reads.in_each(|collection| {
-            self.verbs.locks_of(collection, Arc::clone(&aids), usize::MAX, until)
-        });
-        let mut held = HashMap::<Aid, Vec<Lock>>::default();
-        for lock in lists.await?.into_iter().flatten() {
-            held.entry(lock.aid.clone()).or_default().push(lock);
-        }
-        for aid in &*aids {
-            let locks = held.get(aid).map_or(&[][..], Vec::as_slice);
-            self.seen.watched.saw_all_of(aid, locks, asked);
-        }
-        Ok(())
     }
 
     /// Ends the sessions whose end a session store reports.
