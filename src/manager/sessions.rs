@@ -200,7 +200,7 @@ impl Sessions {
     /// server. At most 120 pages of a session are remembered in a minute.
     pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
         let page = aid.of_page(page);
-        if self.seen.activity.may_leave(aid, &page, self.ttl / 3) {
+        if self.seen.activity.may_leave(aid, &page) {
             let page = page.clone();
             let noted = self
                 .verbs
@@ -214,7 +214,7 @@ impl Sessions {
     /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of
     /// the ttl, without making the caller wait. If a renewal is due, returns a receiver of its end.
     pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[NamedBy]) -> Option<Receiver<()>> {
-        let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
+        let is_due = self.seen.activity.is_due(aid, named);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }
 
@@ -225,6 +225,6 @@ impl Sessions {
 
     /// A new session holds no locks, so none are due for renewal.
     pub(crate) fn session_begins(&self, aid: &Aid) {
-        self.seen.activity.session_begins(aid, self.ttl / 3);
+        self.seen.activity.session_begins(aid);
     }
 }

@@ -33,22 +33,20 @@ pub(super) struct Seen {
     pub(super) watched: Watched,
     pub(super) queues: Arc<Queues>,
     pub(super) losses: Losses,
-    /// How often the locks of a session are renewed.
-    pub(super) interval: Duration,
 }
 
 impl Seen {
     /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.watched.saw(lock, asked);
-        self.activity.saw(&lock.aid, lock.expires_in(), self.interval);
+        self.activity.saw(&lock.aid, lock.expires_in());
     }
 
     /// The store was asked at the moment `asked`, and answered: the session holds these locks and no others.
     pub(super) fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
         self.watched.saw_all_of(aid, locks, asked);
         if let Some(left) = locks.iter().map(Lock::expires_in).min() {
-            self.activity.saw(aid, left, self.interval);
+            self.activity.saw(aid, left);
         }
     }
 
