@@ -123,7 +123,6 @@ pub(crate) struct Parts {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) settings: builder::Settings,
     watches: watch::changes::Watches,
-    kept: guard::keeper::Kept,
     /// Only for health: cancelled when a stop has begun, and when `stop` is cancelled.
     pub(crate) stop_begins: CancellationToken,
     pub(crate) servers: Arc<fleet::Servers>,

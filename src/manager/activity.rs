@@ -25,9 +25,11 @@ const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 ///
 /// This only limits the rate: another server may renew the same session a moment later, which costs one
 /// command and changes nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Activity {
     sessions: Mutex<ActiveSessions>,
+    /// How often the locks of a session are renewed.
+    interval: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -98,10 +100,14 @@ impl ActiveSessions {
 }
 
 impl Activity {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { sessions: Mutex::default(), interval }
+    }
+
     /// True if the session or one of these tabs is due for a renewal. The caller must then renew them; they are due
-    /// again after `interval`.
-    pub(super) fn is_due(&self, aid: &Aid, named: &[NamedBy], interval: Duration) -> bool {
-        let now = clock::now();
+    /// again after the interval.
+    pub(super) fn is_due(&self, aid: &Aid, named: &[NamedBy]) -> bool {
+        let (now, interval) = (clock::now(), self.interval);
         let mut sessions = self.sessions.lock();
         let is_known = sessions.of.contains_key(aid);
         let session = sessions.begins(aid, now, interval);
@@ -118,17 +124,17 @@ impl Activity {
     }
 
     /// A new session has no locks, so it is not due for a while.
-    pub(super) fn session_begins(&self, aid: &Aid, interval: Duration) {
-        let now = clock::now();
+    pub(super) fn session_begins(&self, aid: &Aid) {
+        let (now, interval) = (clock::now(), self.interval);
         self.sessions.lock().begins(aid, now, interval).unknown_tabs_due = now + interval;
     }
 
     /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
-    /// others has at least `interval` left while its session is active. If less is left, another server has granted
+    /// others has at least the interval left while its session is active. If less is left, another server has granted
     /// the lock for a shorter ttl: the session is then due within a third of the rest. (Not at once, because a lock at
     /// the end of its `max_hold` looks the same, and no renewal helps it.)
-    pub(super) fn saw(&self, aid: &Aid, left: Duration, interval: Duration) {
-        if left < interval
+    pub(super) fn saw(&self, aid: &Aid, left: Duration) {
+        if left < self.interval
             && let Some(session) = self.sessions.lock().of.get_mut(aid)
         {
             let due = clock::now() + left / 3;
@@ -139,11 +145,11 @@ impl Activity {
 
     /// The session was granted one more lock. True if its locks have to be counted: once the session may have come a
     /// quarter of the way closer to `most`. So a session with few locks is never counted.
-    pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
+    pub(super) fn granted(&self, aid: &Aid, most: usize) -> bool {
         let mut sessions = self.sessions.lock();
         let session = match sessions.of.get_mut(aid) {
             Some(session) => session,
-            None => sessions.begins(aid, clock::now(), interval),
+            None => sessions.begins(aid, clock::now(), self.interval),
         };
         session.granted += 1;
         session.granted > most.saturating_sub(session.counted) / 4
@@ -203,10 +209,10 @@ impl Activity {
     }
 
     /// True if this left page of the session may be recorded. A page says several times that it is left.
-    pub(super) fn may_leave(&self, aid: &Aid, page: &Aid, interval: Duration) -> bool {
+    pub(super) fn may_leave(&self, aid: &Aid, page: &Aid) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions.lock();
-        let (since, pages, latest) = &mut sessions.begins(aid, now, interval).left;
+        let (since, pages, latest) = &mut sessions.begins(aid, now, self.interval).left;
         if now.duration_since(*since) >= Duration::from_secs(60) {
             (*since, *pages) = (now, 0);
         }
@@ -239,57 +245,54 @@ mod tests {
 
     #[test]
     fn a_session_is_due_once_in_an_interval_and_at_once_after_a_failure() {
-        let (activity, aid) = (Activity::default(), Aid::new());
-        assert!(activity.is_due(&aid, &[], HOUR));
-        assert!(!activity.is_due(&aid, &[], HOUR));
-        assert!(activity.is_due(&Aid::new(), &[], HOUR), "each session for itself");
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
+        assert!(activity.is_due(&aid, &[]));
+        assert!(!activity.is_due(&aid, &[]));
+        assert!(activity.is_due(&Aid::new(), &[]), "each session for itself");
         activity.forget(&aid);
-        assert!(activity.is_due(&aid, &[], HOUR));
+        assert!(activity.is_due(&aid, &[]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_leaves_pages_by_the_thousand_has_few_of_them_recorded() {
-        let (activity, aid) = (Activity::default(), Aid::new());
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
         for _ in 0..2 {
             let recorded = (0..1_000).filter(|_| {
                 let page = Aid::new();
-                let [first, again] = [(); 2].map(|()| activity.may_leave(&aid, &page, HOUR));
+                let [first, again] = [(); 2].map(|()| activity.may_leave(&aid, &page));
                 assert_eq!(first, again, "each page counts once");
                 first
             });
             assert_eq!(recorded.count(), PAGES as usize);
             tokio::time::advance(Duration::from_secs(61)).await;
         }
-        assert!(activity.may_leave(&Aid::new(), &Aid::new(), HOUR), "each session for itself");
+        assert!(activity.may_leave(&Aid::new(), &Aid::new()), "each session for itself");
     }
 
     #[test]
     fn each_tab_is_due_for_itself_but_no_tab_of_a_session_that_has_just_begun() {
         let [one, two] = [NamedBy::Tab(TabId::new()), NamedBy::Tab(TabId::new())];
-        let (activity, aid) = (Activity::default(), Aid::new());
-        activity.session_begins(&aid, HOUR);
-        assert!(!activity.is_due(&aid, &[one], HOUR));
-        let (activity, aid) = (Activity::default(), Aid::new());
-        assert!(activity.is_due(&aid, &[one], HOUR));
-        assert!(!activity.is_due(&aid, &[one], HOUR) && !activity.is_due(&aid, &[], HOUR));
-        assert!(
-            activity.is_due(&aid, &[two, one], HOUR),
-            "another server may have granted its lock"
-        );
-        assert!(!activity.is_due(&aid, &[two], HOUR));
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
+        activity.session_begins(&aid);
+        assert!(!activity.is_due(&aid, &[one]));
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
+        assert!(activity.is_due(&aid, &[one]));
+        assert!(!activity.is_due(&aid, &[one]) && !activity.is_due(&aid, &[]));
+        assert!(activity.is_due(&aid, &[two, one]), "another server may have granted its lock");
+        assert!(!activity.is_due(&aid, &[two]));
         for _ in 0..1_000 {
-            activity.is_due(&aid, &[NamedBy::Tab(TabId::new())], HOUR);
+            activity.is_due(&aid, &[NamedBy::Tab(TabId::new())]);
         }
         assert_eq!(activity.sessions.lock().of[&aid].tabs.len(), TABS);
     }
 
     #[test]
     fn locks_are_counted_ever_more_often_the_closer_their_number_is_to_the_limit() {
-        let (activity, aid) = (Activity::default(), Aid::new());
-        activity.is_due(&aid, &[], HOUR);
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
+        activity.is_due(&aid, &[]);
         let mut counted_at = Vec::new();
         for locks in 1..=101 {
-            if activity.granted(&aid, 100, HOUR) {
+            if activity.granted(&aid, 100) {
                 activity.counted(&aid, locks);
                 counted_at.push(locks);
             }
@@ -301,9 +304,9 @@ mod tests {
 
     #[test]
     fn idle_sessions_are_forgotten() {
-        let activity = Activity::default();
+        let activity = Activity::new(Duration::ZERO);
         for _ in 0..10_000 {
-            activity.is_due(&Aid::new(), &[], Duration::ZERO);
+            activity.is_due(&Aid::new(), &[]);
         }
         assert!(activity.sessions.lock().of.len() <= 1024);
     }

@@ -13,6 +13,7 @@ use crate::{
     lock::{Holder, Lock},
     manager::{
         LockManager, Parts, Stop,
+        activity::Activity,
         background::{
             listener::{self, Listener, Listeners},
             reaper,
@@ -411,7 +412,7 @@ impl LockManagerBuilder {
             ttl,
         ));
         let seen = Arc::new(Seen {
-            activity: Default::default(),
+            activity: Activity::new(ttl / 3),
             watched: Default::default(),
             losses: Default::default(),
             queues: Arc::new(Queues::new(
@@ -421,7 +422,6 @@ impl LockManagerBuilder {
                 Arc::clone(&freezes),
                 stop.token().child_token(),
             )),
-            interval: ttl / 3,
         });
         let reads = Arc::new(Reads {
             verbs: Arc::clone(&verbs),
@@ -455,6 +455,7 @@ impl LockManagerBuilder {
             served: Arc::clone(&served),
             stop: stop.token(),
             ttl,
+            max_hold: self.settings.max_hold,
         });
         let parts = Arc::new(Parts {
             verbs,
@@ -467,7 +468,6 @@ impl LockManagerBuilder {
             sessions,
             settings: self.settings,
             watches: Default::default(),
-            kept: Default::default(),
             events,
             unannounced: Default::default(),
             event_streams: Streams::new(limits),

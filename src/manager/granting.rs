@@ -289,7 +289,7 @@ impl Granting {
     /// session may be close to the limit.
     pub(crate) async fn may_keep(&self, lock: &Lock, until: Instant) -> Result<()> {
         let limit = self.max_locks;
-        if !self.seen.activity.granted(&lock.aid, limit, self.ttl / 3) {
+        if !self.seen.activity.granted(&lock.aid, limit) {
             return Ok(());
         }
         let mut locks = self.count(&lock.aid, until).await?;

@@ -153,7 +153,7 @@ impl LockGuard {
     /// If the future is dropped, the lock is still released.
     pub async fn release(mut self) -> Result<Released> {
         // A renewal at this moment would report the lock as lost.
-        self.parts.keep_no_more(&self.held);
+        self.parts.sessions.keep_no_more(&self.held);
         let released = self.parts.granting.release_by(&self.held, self.parts.verbs.until()).await;
         self.is_released = released.is_ok();
         released
@@ -162,7 +162,7 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.parts.keep_no_more(&self.held);
+        self.parts.sessions.keep_no_more(&self.held);
         if !self.is_released {
             self.parts.granting.release_in_background(self.held.clone());
         }

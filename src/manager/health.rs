@@ -245,7 +245,7 @@ impl LockManager {
             collections: self.parts.collections.names(),
             wakeups: self.parts.watches.states(),
             waiting: self.parts.seen.queues.machine.lock().waiting(),
-            guards: self.parts.kept.len(),
+            guards: self.parts.seen.watched.guards(),
             event_streams: self.parts.event_streams.count(),
             reaper: self.parts.sweeps.health(
                 self.parts.settings.reaper_interval,

@@ -1,12 +1,12 @@
 //! The sessions that hold locks: their activity, and their ends.
 
 use std::{
-    iter, slice,
+    iter,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, future::BoxFuture};
 use tokio::sync::oneshot::Receiver;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -15,12 +15,12 @@ use crate::{
     ended::EndReason,
     error::{LockError, Result, StoreError},
     key::LockKey,
-    lock::{Aid, Lock, PageId},
+    lock::{Aid, PageId},
     manager::{
         collections::Collections, observe, reads::Reads, verbs, verbs::Verbs, watch::ends::Served,
         watched::Seen,
     },
-    random::{self, HashMap},
+    random,
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
 };
 
@@ -41,46 +41,23 @@ pub(crate) struct Sessions {
     pub(super) served: Arc<Served>,
     pub(super) stop: CancellationToken,
     pub(super) ttl: Duration,
+    pub(super) max_hold: Option<Duration>,
 }
 
 impl Sessions {
     /// Renews all locks of the session, and counts them.
     pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64> {
         observe::in_span!("doclock.renew", None, async {
-            let (until, aids) = (self.verbs.until(), slice::from_ref(aid));
-            let active = [Active::all_of(aid)];
-            let mut pieces =
-                self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
+            let names = self.collections.names().into_iter();
+            let due = names.map(|name| (name.to_owned(), vec![Active::all_of(aid)])).collect();
+            let mut pieces = self.renew_in_pieces(due, self.ttl, self.verbs.until());
             let mut renewed = Ok(0);
-            while let Some(piece) = pieces.recv().await {
+            while let Some(piece) = pieces.next().await {
                 renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
             }
             observe::renewed("session", &renewed);
-            self.look_for_losses(aids, until).await?;
             renewed
         })
-    }
-
-    /// Tells the watchers of these sessions which of the locks are gone.
-    pub(super) async fn look_for_losses(&self, aids: &[Aid], until: Instant) -> Result<()> {
-        let is_watched = |aid: &&Aid| self.seen.watched.watches(aid);
-        let aids: Arc<[Aid]> = aids.iter().filter(is_watched).cloned().collect();
-        if aids.is_empty() {
-            return Ok(());
-        }
-        let asked = clock::now();
-        let lists = self.reads.in_each(|collection| {
-            self.verbs.locks_of(collection, Arc::clone(&aids), usize::MAX, until)
-        });
-        let mut held = HashMap::<Aid, Vec<Lock>>::default();
-        for lock in lists.await?.into_iter().flatten() {
-            held.entry(lock.aid.clone()).or_default().push(lock);
-        }
-        for aid in &*aids {
-            let locks = held.get(aid).map_or(&[][..], Vec::as_slice);
-            self.seen.watched.saw_all_of(aid, locks, asked);
-        }
-        Ok(())
     }
 
     /// Ends the sessions whose end a session store reports.
@@ -202,7 +179,7 @@ impl Sessions {
     /// server. At most 120 pages of a session are remembered in a minute.
     pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
         let page = aid.of_page(page);
-        if self.seen.activity.may_leave(aid, &page, self.ttl / 3) {
+        if self.seen.activity.may_leave(aid, &page) {
             let page = page.clone();
             let noted = self
                 .verbs
@@ -216,7 +193,7 @@ impl Sessions {
     /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of
     /// the ttl, without making the caller wait. If a renewal is due, returns a receiver of its end.
     pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[NamedBy]) -> Option<Receiver<()>> {
-        let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
+        let is_due = self.seen.activity.is_due(aid, named);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }
 
@@ -227,6 +204,6 @@ impl Sessions {
 
     /// A new session holds no locks, so none are due for renewal.
     pub(crate) fn session_begins(&self, aid: &Aid) {
-        self.seen.activity.session_begins(aid, self.ttl / 3);
+        self.seen.activity.session_begins(aid);
     }
 }

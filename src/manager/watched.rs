@@ -1,6 +1,7 @@
 //! The news in the answers of the store, for the watchers of a lock, for the waiters and for the session.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     future::poll_fn,
     hash::Hash,
     sync::Arc,
@@ -20,7 +21,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Parts, activity::Activity, observe::Losses, wait::Queues},
     random::HashMap,
-    store::Acquisition,
+    store::{Acquisition, Active},
 };
 
 /// How long before the lock expires the server is asked, at most: another server may have renewed the lock.
@@ -32,22 +33,20 @@ pub(super) struct Seen {
     pub(super) watched: Watched,
     pub(super) queues: Arc<Queues>,
     pub(super) losses: Losses,
-    /// How often the locks of a session are renewed.
-    pub(super) interval: Duration,
 }
 
 impl Seen {
     /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.watched.saw(lock, asked);
-        self.activity.saw(&lock.aid, lock.expires_in(), self.interval);
+        self.activity.saw(&lock.aid, lock.expires_in());
     }
 
     /// The store was asked at the moment `asked`, and answered: the session holds these locks and no others.
     pub(super) fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
         self.watched.saw_all_of(aid, locks, asked);
         if let Some(left) = locks.iter().map(Lock::expires_in).min() {
-            self.activity.saw(aid, left, self.interval);
+            self.activity.saw(aid, left);
         }
     }
 
@@ -75,7 +74,7 @@ impl Seen {
     }
 }
 
-/// The watched locks, and the latest news of them from the operations of this process.
+/// The watched locks, and the latest news of them from the operations of this process. Every guard watches its lock.
 #[derive(Debug, Clone, Default)]
 pub(in crate::manager) struct Watched {
     locks: Arc<Mutex<WatchedLocks>>,
@@ -88,6 +87,9 @@ struct WatchedLocks {
     of: HashMap<LockToken, WatchedLock>,
     by_key: HashMap<LockKey, Vec<LockToken>>,
     by_aid: HashMap<Aid, Vec<LockToken>>,
+    /// The ttls whose guards have a task that renews them. One task for all ttls would not do: a collection that does not
+    /// answer would delay the renewal of shorter leases elsewhere until they expire.
+    renewed: BTreeSet<Duration>,
 }
 
 impl WatchedLocks {
@@ -98,18 +100,22 @@ impl WatchedLocks {
         }
         let live = Belief::Live { until: lock.expires_at, known: clock::now() };
         self.of.entry(token).or_insert_with(|| WatchedLock {
-            key: lock.key.clone(),
-            aid: lock.aid.clone(),
-            mode: lock.mode,
+            held: Acquisition {
+                key: lock.key.clone(),
+                aid: lock.aid.clone(),
+                token,
+                mode: lock.mode,
+            },
             news: watch::Sender::new(live),
             watchers: 0,
+            guarded: None,
         })
     }
 
     fn forget(&mut self, token: LockToken) {
-        let Some(WatchedLock { key, aid, .. }) = self.of.remove(&token) else { return };
-        remove(&mut self.by_key, &key, token);
-        remove(&mut self.by_aid, &aid, token);
+        let Some(WatchedLock { held, .. }) = self.of.remove(&token) else { return };
+        remove(&mut self.by_key, &held.key, token);
+        remove(&mut self.by_aid, &held.aid, token);
     }
 }
 
@@ -124,11 +130,11 @@ fn remove<K: Eq + Hash>(index: &mut HashMap<K, Vec<LockToken>>, of: &K, token: L
 
 #[derive(Debug)]
 struct WatchedLock {
-    key: LockKey,
-    aid: Aid,
-    mode: Mode,
+    held: Acquisition,
     news: watch::Sender<Belief>,
     watchers: usize,
+    /// The ttl of the guard that has this lock. `None` if no guard has it.
+    guarded: Option<Duration>,
 }
 
 /// The belief of this process about a lock.
@@ -158,8 +164,43 @@ impl Watched {
         LockWatch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
-    pub(in crate::manager) fn watches(&self, aid: &Aid) -> bool {
-        self.locks.lock().by_aid.contains_key(aid)
+    /// A guard has this watched lock from now on. True if the guard is new, and true if its ttl has no task yet.
+    pub(in crate::manager) fn guard_taken(&self, token: LockToken, ttl: Duration) -> (bool, bool) {
+        let mut locks = self.locks.lock();
+        let guarded = locks.of.get_mut(&token).map(|entry| entry.guarded.replace(ttl));
+        (guarded == Some(None), locks.renewed.insert(ttl))
+    }
+
+    /// True if a guard had this lock until now.
+    pub(in crate::manager) fn guard_dropped(&self, token: LockToken) -> bool {
+        let mut locks = self.locks.lock();
+        locks.of.get_mut(&token).is_some_and(|entry| entry.guarded.take().is_some())
+    }
+
+    pub(in crate::manager) fn guards(&self) -> usize {
+        self.locks.lock().of.values().filter(|entry| entry.guarded.is_some()).count()
+    }
+
+    /// The sessions of the guards with this ttl, by collection. If there are none, the task of this ttl ends.
+    pub(in crate::manager) fn guards_of(&self, ttl: Duration) -> BTreeMap<String, Vec<Active>> {
+        let mut locks = self.locks.lock();
+        let mut due = BTreeMap::<_, Vec<_>>::new();
+        for WatchedLock { held, .. } in locks.of.values().filter(|it| it.guarded == Some(ttl)) {
+            let of_collection = due.entry(held.key.collection().to_owned()).or_default();
+            of_collection.push(Active::all_of(&held.aid));
+        }
+        if due.is_empty() {
+            locks.renewed.remove(&ttl);
+        }
+        due
+    }
+
+    /// The watched locks of these sessions in this collection.
+    pub(in crate::manager) fn of(&self, aids: &[Aid], collection: &str) -> Vec<Acquisition> {
+        let locks = self.locks.lock();
+        let tokens = aids.iter().filter_map(|aid| locks.by_aid.get(aid)).flatten();
+        let watched = tokens.filter_map(|token| locks.of.get(token)).map(|entry| &entry.held);
+        watched.filter(|held| held.key.collection() == collection).cloned().collect()
     }
 
     /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
@@ -170,7 +211,7 @@ impl Watched {
             match lock.token {
                 Some(seen) if seen == token => Some(live),
                 // There may be more readers than the one in the answer.
-                _ if lock.mode == Mode::Shared && entry.mode == Mode::Shared => None,
+                _ if lock.mode == Mode::Shared && entry.held.mode == Mode::Shared => None,
                 _ => Some(Belief::Gone),
             }
         });
@@ -210,7 +251,7 @@ impl Watched {
     /// This acquisition has ended, for whatever reason.
     pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
         if let Some(entry) = self.locks.lock().of.get(&lock.token)
-            && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
+            && (&entry.held.key, &entry.held.aid) == (&lock.key, &lock.aid)
         {
             entry.news.send_replace(Belief::Gone);
         }

@@ -2,10 +2,10 @@
 //!
 //! A piece is one call of the store. If the call says that sessions are late, these are asked for again in
 //! smaller pieces, down to a single one; all others are done. So nobody waits for the locks of somebody else
-//! for longer than one call.
+//! for longer than one call. After each call, the watchers of the locks are told whether their locks live on.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -13,12 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, Stream, StreamExt};
 use parking_lot::Mutex;
 use tokio::{
     sync::{
         Semaphore,
-        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        mpsc::{UnboundedSender, unbounded_channel},
     },
     time::timeout_at,
 };
@@ -28,8 +28,8 @@ use crate::{
     clock,
     error::{LockError, Result, StoreError, StoreErrorKind},
     lock::Aid,
-    manager::sessions::Sessions,
-    store::{Active, Renewed},
+    manager::{observe, sessions::Sessions},
+    store::{Acquisition, Active, Renewed},
 };
 
 /// How many sessions or guards one call renews at most.
@@ -70,40 +70,45 @@ impl Pace {
     }
 }
 
-/// What became of some of the sessions.
+/// What became of some of the sessions in one collection.
 pub(in crate::manager) struct Piece {
+    collection: Arc<str>,
     pub(in crate::manager) aids: Vec<Aid>,
     /// The moment before the store was asked.
-    pub(in crate::manager) asked: Instant,
-    /// On how many documents their locks were renewed.
+    asked: Instant,
+    /// On how many documents their locks were renewed. An error also if the store did not tell which of the watched
+    /// locks live on.
     pub(in crate::manager) renewed: Result<u64>,
 }
 
 impl Sessions {
-    /// Renews these sessions in these collections, for at least `ttl`. The receiver gets each session once for each
-    /// collection, as soon as the renewal of that session's locks has ended there. Each call has the deadline of the
-    /// manager; `until` bounds all of them together.
+    /// Renews these sessions, each in its collection, for at least `ttl`. Each session comes once for each of its
+    /// collections, as soon as the renewal of its locks has ended there and their watchers know. Each call has the deadline
+    /// of the manager; `until` bounds all of them together.
     pub(in crate::manager) fn renew_in_pieces(
         self: &Arc<Self>,
-        collections: impl IntoIterator<Item = impl Into<String>>,
-        active: &[Active],
+        due: BTreeMap<String, Vec<Active>>,
         ttl: Duration,
         until: Instant,
-    ) -> UnboundedReceiver<Piece> {
-        let (told, pieces) = unbounded_channel();
-        for collection in collections {
-            let (sessions, collection, told) = (Arc::clone(self), collection.into(), told.clone());
-            let active = active.to_vec();
+    ) -> impl Stream<Item = Piece> + Unpin + use<> {
+        let (told, mut pieces) = unbounded_channel();
+        for (collection, active) in due {
+            let (sessions, told) = (Arc::clone(self), told.clone());
+            let collection = Arc::from(collection);
             let renewal =
                 async move { sessions.renew_in(&collection, active, ttl, until, told).await };
             drop(self.verbs.runner.spawn(&TaskTracker::new(), renewal));
         }
-        pieces
+        let sessions = Arc::clone(self);
+        let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
+        let told = pieces.map(move |it| Arc::clone(&sessions).tell_watchers(it, ttl, until));
+        // A piece whose watchers wait for the store holds up no other.
+        told.buffer_unordered(usize::MAX)
     }
 
     async fn renew_in(
         &self,
-        collection: &str,
+        collection: &Arc<str>,
         mut active: Vec<Active>,
         ttl: Duration,
         until: Instant,
@@ -129,7 +134,7 @@ impl Sessions {
     /// session is late, its renewal has failed.
     async fn renew_piece(
         &self,
-        collection: &str,
+        collection: &Arc<str>,
         pace: &Pace,
         active: Vec<Active>,
         ttl: Duration,
@@ -138,7 +143,7 @@ impl Sessions {
         let turn = timeout_at(until.into(), pace.calls.acquire()).await;
         let asked = clock::now();
         let until = until.min(asked + self.verbs.deadline);
-        let args = (collection.to_owned(), active.clone(), ttl);
+        let args = (Arc::clone(collection), active.clone(), ttl);
         let renewed = match turn {
             Ok(_turn) => {
                 self.verbs
@@ -162,7 +167,79 @@ impl Sessions {
             }
         };
         let aids = done.into_iter().map(|it| it.aid).collect();
-        (Piece { aids, asked, renewed }, late)
+        (Piece { collection: Arc::clone(collection), aids, asked, renewed }, late)
+    }
+
+    /// Tells the watchers of these sessions which of their locks live on. Asks the store, unless the piece consists of
+    /// jobs, each of which has one lock, and the count shows that all of them were renewed.
+    async fn tell_watchers(
+        self: Arc<Self>,
+        mut piece: Piece,
+        ttl: Duration,
+        until: Instant,
+    ) -> Piece {
+        let Piece { collection, aids, asked, renewed } = &piece;
+        let (watched, lives) = (self.seen.watched.of(aids, collection), *asked + ttl);
+        let documents: HashSet<_> = watched.iter().map(|held| &held.key).collect();
+        let are_jobs = aids.iter().all(Aid::is_job);
+        // If a document has several readers, the count does not tell which of them were renewed. When a `max_hold` ends,
+        // only the server knows: it may have granted the lock to an earlier attempt whose answer was lost.
+        let count_tells = are_jobs && documents.len() == watched.len() && self.max_hold.is_none();
+        match renewed {
+            _ if watched.is_empty() => {}
+            Ok(renewed) if count_tells && *renewed == aids.len() as u64 => {
+                watched.iter().for_each(|held| self.seen.watched.renewed(held, lives));
+            }
+            // Guards are renewed again in a moment.
+            Err(_) if are_jobs => {}
+            _ => {
+                if let Err(e) = self.look_for_losses(collection, &watched, until).await {
+                    piece.renewed = Err(e);
+                }
+            }
+        }
+        piece
+    }
+
+    /// Asks the store which of these locks live on. Tells their watchers.
+    async fn look_for_losses(
+        &self,
+        collection: &str,
+        watched: &[Acquisition],
+        until: Instant,
+    ) -> Result<()> {
+        let aids: HashSet<_> = watched.iter().map(|held| held.aid.clone()).collect();
+        let (aids, until) = (Vec::from_iter(aids), until.min(self.verbs.until()));
+        let listed = self.verbs.locks_of(collection, aids, usize::MAX, until).await?;
+        let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
+        for held in watched {
+            match live.get(&Some(held.token)) {
+                Some(lock) => self.seen.watched.renewed(held, lock.expires_at),
+                None => {
+                    // Unless its guard has given the lock back in the meantime, or it has none.
+                    if self.keep_no_more(held) {
+                        let label = self.collections.label(&held.key);
+                        self.seen.losses.count(label, Some(held.token), "unknown", "renewal");
+                        log::warn!(
+                            target: "actix_doclock::manager",
+                            "the lock on {:?} was lost: it expired, or somebody broke it", held.key,
+                        );
+                    }
+                    self.seen.gone(held);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a guard had this lock until now.
+    pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
+        let was_kept = self.seen.watched.guard_dropped(held.token);
+        self.seen.queues.machine.lock().guard_dropped(held);
+        if was_kept {
+            observe::guard(self.collections.label(&held.key), false);
+        }
+        was_kept
     }
 }
 

@@ -7,10 +7,10 @@ use std::{
     collections::HashSet,
     mem,
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
+use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
@@ -47,38 +47,28 @@ struct DueSession {
 
 #[derive(Debug, Default)]
 struct Due {
+    /// The sessions of the next round. The first of them has started its task.
     sessions: Vec<DueSession>,
-    has_task: bool,
-    /// When the next round may begin.
+    /// When the round after that may begin.
     next: Option<Instant>,
 }
 
-impl Renewals {
-    /// The sessions of the next round. If there are none, the task ends.
-    fn round(&self, ttl: Duration) -> Vec<DueSession> {
-        let mut due = self.0.lock();
-        due.has_task = !due.sessions.is_empty();
-        due.next = Some(clock::now() + APART.min(ttl / 12));
-        mem::take(&mut due.sessions)
-    }
-}
-
 /// A session that is being renewed.
+#[derive(Default)]
 struct BeingRenewed {
+    named: HashSet<NamedBy>,
     /// In how many collections its locks are not done yet.
     collections: usize,
+    has_failed: bool,
     /// Dropped when the locks are done in all collections.
     told: Vec<Sender<()>>,
 }
 
-/// If the task panics, the next session that is due starts a new one.
-struct Task<'a>(&'a Renewals);
-
-impl Drop for Task<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.0.lock().has_task = false;
-        }
+impl BeingRenewed {
+    fn active(&self, aid: &Aid) -> Active {
+        // With so many tabs, all locks of the session are renewed: rather too many than too few.
+        let names = (self.named.len() <= MOST_NAMES).then_some(&self.named);
+        Active { aid: aid.clone(), named: names.map(|named| named.iter().copied().collect()) }
     }
 }
 
@@ -92,82 +82,65 @@ impl Sessions {
         let (done, renewed) = oneshot::channel();
         let mut due = self.renewals.0.lock();
         due.sessions.push(DueSession { aid, named, done });
-        if !mem::replace(&mut due.has_task, true) {
-            let sessions = Arc::clone(self);
-            self.verbs.runner.spawn(&TaskTracker::new(), sessions.renew_in_rounds());
+        if due.sessions.len() == 1 {
+            let now = clock::now();
+            let begins = due.next.map_or(now, |next| next.max(now));
+            due.next = Some(begins + APART.min(self.ttl / 12));
+            let round = Arc::clone(self).renew_due(begins);
+            drop(self.verbs.runner.spawn(&TaskTracker::new(), round));
         }
         renewed
     }
 
-    async fn renew_in_rounds(self: Arc<Self>) {
-        let renewals = &self.renewals;
-        let _task = Task(renewals);
-        loop {
-            let next = renewals.0.lock().next;
-            tokio::select! {
-                biased;
-                // A shutdown waits for the sessions that are due.
-                () = self.stop.cancelled() => {}
-                () = sleep_until(next.unwrap_or_else(clock::now).into()) => {}
-            }
-            let due = renewals.round(self.ttl);
-            if due.is_empty() {
-                return;
-            }
-            // The next round does not wait for a session with a stuck lock in this one.
-            let round = Arc::clone(&self).renew_sessions(due);
-            drop(self.verbs.runner.spawn(&TaskTracker::new(), round));
+    /// One round. The next one does not wait for a session with a stuck lock in this one.
+    async fn renew_due(self: Arc<Self>, begins: Instant) {
+        tokio::select! {
+            biased;
+            // A shutdown waits for the sessions that are due.
+            () = self.stop.cancelled() => {}
+            () = sleep_until(begins.into()) => {}
         }
+        let due = mem::take(&mut self.renewals.0.lock().sessions);
+        self.renew_sessions(due).await;
     }
 
     /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
     /// that there is time for another attempt.
-    async fn renew_sessions(self: Arc<Self>, due: Vec<DueSession>) {
+    async fn renew_sessions(self: &Arc<Self>, due: Vec<DueSession>) {
         let until = clock::now() + self.ttl / 3;
         let collections = self.collections.names();
         let mut waiting = HashMap::<Aid, BeingRenewed>::default();
-        let mut names = HashMap::<Aid, HashSet<NamedBy>>::default();
         for DueSession { aid, named, done } in due {
-            let new = || BeingRenewed { collections: collections.len(), told: Vec::new() };
-            waiting.entry(aid.clone()).or_insert_with(new).told.push(done);
-            names.entry(aid).or_default().extend(named);
+            let session = waiting.entry(aid).or_default();
+            session.collections = collections.len();
+            session.named.extend(named);
+            session.told.push(done);
         }
-        let active = |(aid, named): (Aid, HashSet<NamedBy>)| {
-            // With so many tabs, all locks of the session are renewed: rather too many than too few.
-            let named = (named.len() <= MOST_NAMES).then(|| named.into_iter().collect());
-            Active { aid, named }
-        };
-        let active: Vec<_> = names.into_iter().map(active).collect();
-        let mut pieces = self.renew_in_pieces(collections, &active, self.ttl, until);
-        let (mut failed, mut outcome) = (HashSet::new(), Ok(()));
-        while let Some(Piece { aids, renewed, .. }) = pieces.recv().await {
-            if let Err(e) = renewed {
-                failed.extend(aids.iter().cloned());
-                outcome = Err(e);
-            }
-            let is_done = |aid: &Aid| {
-                waiting.get_mut(aid).is_some_and(|session| {
-                    session.collections -= 1;
-                    session.collections == 0
-                })
-            };
-            let done: Vec<_> = aids.into_iter().filter(is_done).collect();
-            if let Err(e) = self.look_for_losses(&done, self.verbs.until()).await {
-                log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
-            }
-            for aid in done {
-                if failed.contains(&aid) {
+        let active: Vec<_> = waiting.iter().map(|(aid, it)| it.active(aid)).collect();
+        let due = collections.into_iter().map(|name| (name.to_owned(), active.clone())).collect();
+        let mut pieces = self.renew_in_pieces(due, self.ttl, until);
+        let (mut failed, mut outcome) = (0, Ok(()));
+        while let Some(Piece { aids, renewed, .. }) = pieces.next().await {
+            for aid in aids {
+                let Some(session) = waiting.get_mut(&aid) else { continue };
+                session.collections -= 1;
+                session.has_failed |= renewed.is_err();
+                if session.collections > 0 {
+                    continue;
+                }
+                if session.has_failed {
+                    failed += 1;
                     self.seen.activity.forget(&aid);
                 }
                 waiting.remove(&aid);
             }
+            outcome = renewed.map(drop).and(outcome);
         }
         observe::renewed("session", &outcome);
         if let Err(e) = outcome {
             log::warn!(
                 target: "actix_doclock::manager",
-                "the locks of {} sessions were not all renewed, their next requests try again: {e}",
-                failed.len(),
+                "the locks of {failed} sessions were not all renewed, their next requests try again: {e}",
             );
         }
     }

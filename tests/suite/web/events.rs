@@ -175,8 +175,8 @@ async fn a_save_is_reported_with_its_person_and_the_new_version() {
     };
     // One that is refused is not told.
     let wrong = format!("<urn:uuid:{}>", actix_doclock::LockToken::new());
-    assert_eq!(alice.send(put(&wrong).set_payload("never")).await.status, 412);
-    let saved = alice.send(put(&token).set_payload("saved")).await;
+    assert_eq!(alice.send(put(&wrong).set_json(json!({ "text": "never" }))).await.status, 412);
+    let saved = alice.send(put(&token).set_json(json!({ "text": "saved" }))).await;
     assert_eq!(saved.status, 200);
     let version = saved.header("etag").unwrap().trim_matches('"').to_owned();
     // A stream without a tab sees all locks of its session as its own.
