@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Body, DocumentBody, allowed, bad_request, by_name, read};
 use crate::{
     actor::Person,
+    error::LockError,
     key::LockKey,
     lock::{Holder, Lock, Mode},
     version::Version,
@@ -94,7 +95,11 @@ pub(super) async fn of_one(
     let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
     let Query(Asked { shown }) = Query::from_query(req.query_string()).map_err(bad_request)?;
     let document = match shown {
-        Some(shown) => Some(DocumentBody::of(locks.version_of(&key, until).await?, shown)),
+        Some(shown) => match locks.manager.parts.reads.load(&key, until).await {
+            Ok(document) => Some(DocumentBody::of(Some(document.version()), shown)),
+            Err(LockError::NotFound { .. }) => Some(DocumentBody::of(None, shown)),
+            Err(error) => return Err(error.into()),
+        },
         None => None,
     };
     Ok(Current(StateBody { key: name, document, ..StateBody::of(&key, lock, &locks) }))

@@ -52,19 +52,6 @@ impl RequestLocks {
         Ok(document)
     }
 
-    /// The version of the stored document. `None` if there is no such document.
-    pub(in crate::web) async fn version_of(
-        &self,
-        key: &LockKey,
-        until: Instant,
-    ) -> Result<Option<Version>> {
-        match self.manager.parts.reads.load(key, until).await {
-            Ok(document) => Ok(Some(document.version())),
-            Err(LockError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Compares the document with the version that the request names, if it names one. Called before a claim as well: a
     /// claim may cost another lock, which must not be lost for a copy that has changed.
     pub(super) fn compare(&self, key: &LockKey, document: &StoredDocument) -> Result<()> {

@@ -52,6 +52,37 @@ async fn walk(stage: &Stage, look: impl AsyncFn(&Page, &str)) {
     until_editing(&root).await;
     alice.until_says("banner-title", "Root is editing this").await;
     look(&alice, "lost").await;
+
+    bob.click("wait").await;
+    root.write("body", "We are open on the 24th until one.").await;
+    root.click("save-close").await;
+    alice.until_says("banner-title", "Your lock on this document is gone").await;
+    alice.click("enter").await;
+    alice.until_shown("saved").await;
+    look(&alice, "resume").await;
+    // The server of the editor knows no idle people.
+    alice
+        .run::<()>(
+            "const real = fetch; \
+             window.fetch = async (url, init) => { \
+                 const answer = await real(url, init); \
+                 if (!String(url).endsWith('/heartbeat')) return answer; \
+                 const told = await answer.json(); \
+                 for (const lock of told.held) Object.assign(lock, { ends_in_ms: 50_000, ends_why: 'idle' }); \
+                 return new Response(JSON.stringify(told), { headers: answer.headers }); \
+             }; \
+             dispatchEvent(new Event('online'))",
+        )
+        .await;
+    alice.until_says("banner-title", "Your lock ends in").await;
+    look(&alice, "ending").await;
+
+    let document = stage.first_document().await;
+    let again = alice.beside(&document).await;
+    alice.close().await;
+    until_editing(&again).await;
+    again.until_shown("kept").await;
+    look(&again, "kept").await;
 }
 
 const PEOPLE: [&str; 4] = ["--ttl-secs", "150", "--admin", "Root"];
