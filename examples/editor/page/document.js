@@ -209,12 +209,6 @@ function banner(v) {
   const { mode, lock, error } = v;
   if (mode === 'lost') return bannerOfLoss(v);
   if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [`${error}. Your text is kept.`] };
-  if (mode === 'edit' && v.conflict) {
-    return {
-      kind: 'held', title: ['This document was changed while you did not have the lock.'],
-      text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'],
-    };
-  }
   if (mode === 'edit' && lock.ending) {
     const { why, at, canExtend } = lock.ending;
     return {
@@ -223,7 +217,13 @@ function banner(v) {
         idle: 'Nobody has touched this page for a while.',
         session: 'Your login ends then. Save your text, and log in again.',
         max_hold: 'Nobody may lock a document for longer. Save your text.',
-      }[why], ' Your text stays in this browser.'], enter: canExtend && 'Go on editing',
+      }[why], v.isUnkept ? '' : ' Your text stays in this browser.'], enter: canExtend && 'Go on editing',
+    };
+  }
+  if (mode === 'edit' && v.conflict) {
+    return {
+      kind: 'held', title: ['This document was changed while you did not have the lock.'],
+      text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'],
     };
   }
   if (mode !== 'read') return { kind: '' };
