@@ -68,7 +68,7 @@ pub(super) async fn acquire(
     for key in wanted {
         let error = match taken.remove(&key) {
             Some(Ok(mine)) => {
-                held.push(MineBody::of(&mine.lock, &locks));
+                held.push(MineBody::of(&mine.lock, locks));
                 continue;
             }
             Some(Err(error)) => error,

@@ -237,7 +237,7 @@ async fn a_reader_asks_whether_its_version_is_still_the_stored_one() {
     written_past_the_lock(&store, "foreign");
     let [now, is_current] = says(&query).await;
     assert_eq!(is_current, Some(false.into()));
-    assert!(now.is_some_and(|now| now != Value::from(shown.clone())));
+    assert!(now.is_some_and(|now| now != shown));
     for malformed in ["?shown=", "?shown=x", &format!("{query}&shown={shown}")] {
         assert_eq!(ask(malformed).await.status, 400, "{malformed}");
     }
