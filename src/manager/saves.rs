@@ -197,7 +197,7 @@ impl Saves {
             let saved = match saved {
                 Ok(Saved::Saved) => Ok(()),
                 Ok(Saved::Lost) => {
-                    let taken = self.events.taken_by(held.token);
+                    let taken = self.events.taken_by(&held.key, held.token);
                     Err(LockError::Lost { key, holder: None, taken })
                 }
                 Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),

@@ -88,7 +88,7 @@ impl Parts {
     fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
         if is_taken {
             if let Some(token) = takeover.token {
-                self.events.was_taken(token, mark(takeover));
+                self.events.was_taken(takeover.key.clone(), token, mark(takeover));
             }
             let label = self.collections.label(&takeover.key);
             self.seen.losses.count(label, takeover.token, takeover.kind.as_str(), "break");

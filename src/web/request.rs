@@ -112,7 +112,7 @@ pub(crate) struct RequestLocks {
     fresh: RefCell<Vec<Provisional>>,
     /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,
-    versions: RefCell<ShownVersions>,
+    pub(super) versions: RefCell<ShownVersions>,
     /// Tracks the background operations of this request.
     scope: TaskTracker,
     began: Instant,

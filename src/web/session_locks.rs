@@ -16,6 +16,7 @@ use crate::{
     lock::{Lock, Mode},
     manager::{LockManager, Wait},
     store::Released,
+    version::Version,
     web::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
         refused::Refused,
@@ -295,6 +296,13 @@ impl SessionLocks {
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
         self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
+    }
+
+    /// The version of the document that this request has loaded, locked or saved, as the answer carries it in `ETag`: for a
+    /// template. `None` if there are several such documents, or none.
+    #[must_use]
+    pub fn version(&self) -> Option<Version> {
+        self.locks.versions.borrow().shown()
     }
 
     /// What a template says of this error to the person of this request.

@@ -132,6 +132,10 @@ impl Protocol {
                 let request = client.request();
                 let _ = world.send(request);
             }
+            (Phase::Looking, Answer::Goes(version)) if self.forms => {
+                let shown = *client.form.get_or_insert(version);
+                client.edits(shown);
+            }
             (Phase::Looking, Answer::Goes(version)) => client.edits(version),
             // Given back unconditionally, whatever another request of the ended session was told.
             (Phase::Looking, _) => {
@@ -149,7 +153,13 @@ impl Protocol {
                 client.belief = (left + client.if_answered).saturating_sub(TTL);
                 client.edits(version);
             }
+            // The page shows both texts, and the person decides.
+            (Phase::Saving, Answer::Stale(version)) => {
+                client.form = Some(version);
+                client.edits(version);
+            }
             (Phase::Saving, Answer::Saved(version)) => {
+                client.form = client.form.map(|_| version);
                 client.edits(version);
                 if world.failovers > 0 {
                     world.acknowledged = world.acknowledged.max(version);

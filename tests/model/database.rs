@@ -127,6 +127,11 @@ impl Protocol {
                 let guard = database.lock.as_mut().filter(|it| it.is_live() && it.token == token);
                 if self.rules.guarded_save && guard.is_none() {
                     Answer::Lost
+                } else if self.forms
+                    && self.rules.save_compares_versions
+                    && seen != database.version
+                {
+                    Answer::Stale(database.version)
                 } else {
                     if let Some(lock) = guard {
                         lock.renew(counts);

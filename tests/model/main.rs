@@ -39,6 +39,7 @@ const NOBODY: Protocol = Protocol {
     reenters: false,
     versions: 2,
     transactions: false,
+    forms: false,
     breaks: 0,
     steps_back: 0,
     reaper: false,
@@ -60,6 +61,8 @@ const SAVES: Protocol = Protocol {
     steps_back: 1,
     ..ALICE_AND_BOB
 };
+/// Alice's page shows a form of an earlier lock.
+const FORMS: Protocol = Protocol { renews: false, forms: true, ..ALICE_TWICE_AND_BOB };
 /// Alice opens her document again and again. An administrator may break her lock.
 const REENTRY: Protocol = Protocol { renews: false, reenters: true, breaks: 1, ..ALICE_AND_BOB };
 /// A reaper announces the sessions whose locks expired. Nobody saves or renews.
@@ -111,6 +114,11 @@ fn a_session_that_ends_while_another_waits_for_its_lock() {
 #[test]
 fn a_session_that_ends_while_it_acquires_more_than_once() {
     holds("logout alone", &Protocol { logout: true, repetitions: 1, ..ALICE_TWICE });
+}
+
+#[test]
+fn a_form_that_is_older_than_its_lock() {
+    holds("a form of an earlier lock", &FORMS);
 }
 
 #[test]
@@ -206,6 +214,8 @@ without! {
         Protocol { failovers: 1, ..ALICE_AND_BOB } => AnAcknowledgedSaveIsGone in 7;
     guarded_save: a_save_that_does_not_look_at_the_lock,
         ALICE_AND_BOB => AStaleSaveOverwrote in 14;
+    save_compares_versions: a_save_that_does_not_look_at_the_version_of_its_form,
+        FORMS => AStaleSaveOverwrote in 18;
     token_for_each_attempt: an_attempt_that_comes_after_a_later_one_was_answered,
         Protocol { clock: false, logout: true, repetitions: 1, ..ALICE_AND_BOB } => AStaleSaveOverwrote in 21;
     save_changes_record: a_save_that_changes_nothing_in_the_lock_record,

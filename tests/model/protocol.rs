@@ -28,6 +28,8 @@ pub(crate) struct Protocol {
     pub(crate) versions: u8,
     /// Whether a save is a transaction: touch and write, then commit. Otherwise it is a single step.
     pub(crate) transactions: bool,
+    /// Whether Alice's page still shows the version that it loaded under an earlier lock: a form of yesterday.
+    pub(crate) forms: bool,
     /// How often an administrator breaks a lock of Alice's.
     pub(crate) breaks: u8,
     /// How often the clock of the server steps back by a tick.

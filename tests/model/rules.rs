@@ -22,6 +22,8 @@ pub(crate) struct Rules {
     pub(crate) majority: bool,
     /// A save is written only while its acquisition is on record.
     pub(crate) guarded_save: bool,
+    /// Rule 16: a save that names a version is written onto that version only.
+    pub(crate) save_compares_versions: bool,
     /// Rule 10: a guarded save always changes the lock record, so that its transaction conflicts with
     /// every other write on it.
     pub(crate) save_changes_record: bool,
@@ -66,6 +68,7 @@ impl Rules {
         count_from_the_send: true,
         majority: true,
         guarded_save: true,
+        save_compares_versions: true,
         save_changes_record: true,
         former_to_reaper: true,
         reaper_reads_traces: true,

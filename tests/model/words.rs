@@ -106,6 +106,7 @@ impl fmt::Display for Answer {
                 write!(f, "live for {left} ticks; version {version}")
             }
             Self::Saved(version) => write!(f, "saved as version {version}"),
+            Self::Stale(version) => write!(f, "not saved: it is version {version}"),
             Self::Lost => f.write_str("lost"),
             Self::Done => f.write_str("done"),
         }

@@ -82,6 +82,8 @@ pub(crate) enum Answer {
     /// Not committed yet. The flag says whether the lock record was changed.
     Touched(bool),
     Saved(u8),
+    /// The document has this version, and not the one that the save named. Nothing was written.
+    Stale(u8),
     Lost,
     Done,
 }
@@ -136,6 +138,8 @@ pub(crate) struct Client {
     pub(crate) if_answered: u8,
     /// The version that its user edits.
     pub(crate) seen: u8,
+    /// The version that its page shows, whatever lock it has now.
+    pub(crate) form: Option<u8>,
     pub(crate) reply: Option<Reply>,
 }
 
@@ -153,6 +157,7 @@ impl Client {
             belief: 0,
             if_answered: 0,
             seen: 0,
+            form: None,
             reply,
         }
     }
@@ -193,7 +198,7 @@ impl Client {
 
     /// Forgets everything: no request, no belief.
     pub(crate) fn stop(&mut self) {
-        *self = Self { asked: self.asked, ..Self::new(self.token.who) };
+        *self = Self { asked: self.asked, form: self.form, ..Self::new(self.token.who) };
     }
 
     /// Tells its user about this version, or lets them go on with it. Resets the rest, which saves

@@ -20,7 +20,7 @@ export const isDirty = () => Boolean(view && (view.mode === 'edit' || view.mode 
 
 /** Opens a document: to edit, now or when the lock is granted; or only to read, if nobody is logged in. */
 export function open(id, doc) {
-  const v = view = { id, doc, me: session.me, mode: 'wait' };
+  const v = view = { id, doc, me: session.me, mode: 'wait', kept: [] };
   v.lock = DocLock.open(lockUrl(id), {
     wait: session.me !== null,
     acquire: session.me !== null,
@@ -60,6 +60,7 @@ async function held(v) {
   shows(v, answer);
   Object.assign(v, { error: '', saved: 0 });
   if (!typed) fill(answer.body);
+  if (!typed) v.keeper?.then(keeper => keeper.saved());
   v.keeper ??= v.lock.keep($('form'), { onkept: text => offer(v, text), onproblem: () => { v.isUnkept = true; } });
   if (v.mode === 'read' && v.holder) {
     v.isNews = document.hidden;
@@ -70,7 +71,7 @@ async function held(v) {
 
 /** Text that was typed on this document before, and never saved. */
 function offer(v, text) {
-  v.kept = text;
+  v.kept.push(text);
   if (view === v) render();
 }
 
@@ -141,7 +142,8 @@ async function remove() {
   render();
 }
 
-export function close() {
+export function close(isDiscarded) {
+  view?.keeper?.then(keeper => isDiscarded && keeper.discard());
   view?.keeper?.then(keeper => keeper.close());
   view?.lock.close();
   view = null;
@@ -331,9 +333,10 @@ function renderForm(v) {
   for (const id of ['save', 'save-close', 'delete']) $(id).disabled = v.mode !== 'edit' || Boolean(v.busy);
   for (const id of ['title', 'body']) $(id).readOnly = Boolean(v.closing);
   show($('saved'), Boolean(v.conflict));
-  show($('kept'), Boolean(v.kept));
-  put($('kept-when'), v.kept ? `Typed ${ago(v.kept.at)}, and not saved` : '');
-  put($('kept-text'), v.kept ? v.kept.differences.map(({ kept }) => kept).join('\n\n') : '');
+  const [kept] = v.kept;
+  show($('kept'), Boolean(kept));
+  put($('kept-when'), kept ? `Typed ${ago(kept.at)}, and not saved` : '');
+  put($('kept-text'), kept ? kept.differences.map(it => it.kept).join('\n\n') : '');
   put($('saved-title'), v.doc.title);
   put($('saved-body'), v.doc.body);
   put($('save-state'), v.busy ? 'Working…' : isDirty() ? 'Unsaved changes' : v.saved ? `Saved at ${clock(v.saved)}` : '');
@@ -387,8 +390,7 @@ $('delete').addEventListener('click', remove);
 $('close').addEventListener('click', () => { location.hash = '#/'; });
 for (const what of ['restore', 'discard']) {
   $('kept-' + what).addEventListener('click', () => {
-    view.kept[what]();
-    view.kept = null;
+    view.kept.shift()[what]();
     render();
     $('body').focus();
   });
@@ -396,6 +398,7 @@ for (const what of ['restore', 'discard']) {
 $('use-saved').addEventListener('click', async () => {
   if (!await discard()) return;
   fill(view.doc);
+  (await view.keeper)?.saved();
   view.conflict = false;
   render();
   $('heading').focus();

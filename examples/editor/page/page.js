@@ -91,7 +91,7 @@ async function route() {
   if (open.isDirty()) {
     location.hash = '#/' + before;
     if (!await discard()) return;
-    open.close();
+    open.close(true);
     location.hash = '#/' + id;
     return;
   }

@@ -17,6 +17,7 @@ use tokio::{
 use crate::{
     clock,
     event::LockEvent,
+    key::LockKey,
     lock::LockToken,
     manager::{
         Parts,
@@ -49,7 +50,7 @@ struct Feed {
     /// The collections that have a task.
     followed: BTreeSet<&'static str>,
     /// Who took a lock, and when this process learned it.
-    taken: HashMap<LockToken, (TakenBy, Instant)>,
+    taken: HashMap<(LockKey, LockToken), (TakenBy, Instant)>,
 }
 
 impl Default for Feed {
@@ -61,15 +62,16 @@ impl Default for Feed {
 
 impl Events {
     /// This acquisition was taken from its holder.
-    pub(in crate::manager) fn was_taken(&self, token: LockToken, taken: TakenBy) {
+    pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken: TakenBy) {
         let taken_by = &mut self.0.lock().taken;
         taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
-        taken_by.insert(token, (taken, clock::now()));
+        taken_by.insert((key, token), (taken, clock::now()));
     }
 
     /// Who has taken this acquisition from its holder, if that is recent.
-    pub(crate) fn taken_by(&self, token: LockToken) -> Option<TakenBy> {
-        self.0.lock().taken.get(&token).map(|(taken, _)| taken.clone())
+    pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
+        let of = (key.clone(), token);
+        self.0.lock().taken.get(&of).map(|(taken, _)| taken.clone())
     }
 
     pub(in crate::manager) fn tell(&self, event: LockEvent) {
@@ -216,7 +218,7 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
             match change {
                 Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
                 Ok(Change::Broken(key, token, taken)) => {
-                    now.events.was_taken(token, taken);
+                    now.events.was_taken(key.clone(), token, taken);
                     changed.insert(key);
                 }
                 Ok(Change::Saved(key, save)) => {

@@ -352,6 +352,7 @@ for (const id of ['filter', 'collection', 'person']) $(id).addEventListener('inp
 document.addEventListener('visibilitychange', () => { if (!document.hidden) reload(); });
 setInterval(() => { if (!document.hidden) render(); }, 1000);
 DocLock.events(new URL('.', import.meta.url).pathname, event => {
+  if (event.type === 'saved') return;
   if (event.type === 'resync') isLive = event.isLive;
   reloadIn(event.type === 'resync' ? 0 : 150);
 });

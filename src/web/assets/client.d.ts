@@ -33,7 +33,8 @@ export type Mode = 'exclusive' | 'shared';
 /** Why a page has lost its lock. May be completed by a later `change`. */
 export interface Loss {
   /**
-   * `broken`: removed or taken over; see the lock for the new holder, if there is one. `person_changed`: somebody else
+   * `broken`: removed or taken over; see the lock for the new holder, if there is one. `released`: also by another tab of the
+   * same person, which took it over. `person_changed`: somebody else
    * is logged in now, for whom this object neither locks nor saves. Close it, and open a new one, when the text is no
    * longer needed.
    */
@@ -73,10 +74,15 @@ export interface KeptText {
   version: string | null;
   /** Whether the page still shows this version. */
   readonly isCurrent: boolean;
+  /** Whether its form was submitted, and no answer came with this text in it. It may be stored, or changed by the server. */
+  submitted: boolean;
   fields: Record<string, unknown>;
-  /** The fields that differ from the stored text, as plain text. */
+  /** The fields into which the person typed, if they differ from the stored text now: as plain text. */
   readonly differences: { name: string; kept: string; now: string }[];
-  /** Puts it into the page. Returns the values that have no place there any more, by name. */
+  /**
+   * Puts the typed fields into the page; the others stay. Counts as input. Returns the values that have no place there any
+   * more, by name. A text that was in the page and not stored is offered by `onkept` then.
+   */
   restore(): Record<string, unknown>;
   /** Forgets it. */
   discard(): Promise<void>;
@@ -105,6 +111,8 @@ export interface Keeper {
   changed(): void;
   /** The text in the page is the stored one now. Saves by `fetch` of the lock are noticed without it. */
   saved(): Promise<void>;
+  /** Forgets the typed text, until more is typed. */
+  discard(): Promise<void>;
   /** Resolves when the typed text is kept. */
   flush(): Promise<void>;
   close(): void;
@@ -158,7 +166,7 @@ export interface Options {
   onsaved?(save: Save, lock: DocLock): void;
   /** The lock will end. See `ending` for a later change. */
   onending?(ending: Ending, lock: DocLock): void;
-  /** Nobody holds the lock any more. */
+  /** Nobody holds the lock; also called when the page learns this for the first time. */
   onfree?(lock: DocLock): void;
   /** Any of the fields has changed. */
   onchange?(lock: DocLock): void;
@@ -186,7 +194,7 @@ export type LockEvent =
 
 /**
  * The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free`, `stale`, `saved`,
- * `ending`, `written` (a write by `fetch` has succeeded) and `change`. All objects of a
+ * `ending` and `change`. All objects of a
  * page for one document and mode share one lock, which is released when none of them needs it any more.
  */
 export class DocLock extends EventTarget {
@@ -274,12 +282,14 @@ export class DocLock extends EventTarget {
    * Keeps the text of a form, or of another editor, in this browser until it is saved: by person and document, for 30
    * days (browsers may forget sooner), at most 1 MB each and 50 documents. Call it when the stored text is in the page.
    * Not kept: passwords, files, hidden fields, fields within `data-doclock-keep="no"`, and texts of visitors without a
-   * name (see `identify` of the server).
+   * name (see `identify` of the server). It sets `autocomplete="off"` on the form: otherwise browsers put the text of an
+   * earlier visit over the stored one.
    */
   keep(source: HTMLFormElement | TextSource, options?: KeepOptions): Promise<Keeper>;
   /**
-   * For shared computers, before the person's own logout: forgets the texts of this person, if `ask` says so. Default: the
-   * browser asks. Resolves with `false` if the person wants to keep them.
+   * For shared computers, before the person's own logout: forgets the texts of this person (of everybody, if this page has
+   * heard of no person yet), and keeps none in the open pages any more, if `ask` says so. Default: the browser asks. Resolves
+   * with `false` if the person wants to keep them.
    */
   static clearKept(ask?: (count: number) => boolean | Promise<boolean>): Promise<boolean>;
   /** Takes the lock from another tab, or from another person if `mayTakeOver`. Never rejects. */
@@ -300,11 +310,14 @@ export class DocLock extends EventTarget {
   /**
    * `fetch` with the proof that this page holds the lock. If the server refuses the request because
    * of the lock, `lost` is set when this resolves. Rejects if this page does not hold the lock.
-   * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all.
+   * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all. `saves`:
+   * whether a write stores the text of the page (default: true); say `false` for a comment or an attachment, so that the text
+   * stays kept. `lock_token`, `tab` and `version` are taken out of the address: the headers say them. A save that names a
+   * version waits for the one before.
    */
   fetch(
     url: RequestInfo | URL,
     init?: RequestInit,
-    options?: { releases?: boolean, locks?: DocLock[] },
+    options?: { releases?: boolean, saves?: boolean, locks?: DocLock[] },
   ): Promise<Response>;
 }

@@ -17,6 +17,7 @@ const WAIT_MS = 25_000;          // one request that waits; proxies close connec
 const KEEP_PLACE_MS = 2_500;     // a waiter that asks again within three seconds keeps its place in the queue
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // while there is no stream
+const LISTED_MS = 10_000;        // while the server only lists the locks: it misses those that are held for a moment
 const TOUCH_MS = 5_000;          // between two notes to the other tabs that the person is active
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
@@ -192,8 +193,16 @@ const PERSON_CHANGED = {
   detail: 'somebody else has logged in since this page was opened: open the page again',
 };
 
-/** The version in the `ETag` of an answer, if it is one of ours. */
-const versionOf = response => response.headers.get('ETag')?.match(/^"([0-9a-f]{32})"$/)?.[1] ?? null;
+/** The version in an `ETag`, if it is one of ours. A proxy that compresses makes it weak, and may add its own ending. */
+const versionIn = tag => tag?.match(/^(?:W\/)?"?([0-9a-f]{32})(?:-\w+)?"?$/)?.[1] ?? null;
+
+/** The address without what the headers say. */
+function bare(url) {
+  if (url instanceof Request) return url;
+  const whole = new URL(url, document.baseURI), said = ['lock_token', 'tab', 'version'].filter(name => whole.searchParams.has(name));
+  for (const name of said) whole.searchParams.delete(name);
+  return said.length ? whole : url;
+}
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
@@ -257,6 +266,7 @@ class List {
   constructor(base, keys, callback) {
     [this.#base, this.#callback] = [base, callback];
     this.#end = Feed.of(base).listen(({ type, key }) => {
+      if (type === 'saved') return;   // the lock has not changed
       if (type === 'resync') return this.look();
       const shown = [key, this.#names.get(key)].filter(it => this.#keys.has(it));
       if (shown.length) this.#look(shown);
@@ -328,6 +338,7 @@ class Feed {
   #keys = new Map();          // the keys of each page of this browser
   #base; #channel; #source; #reported; #place; #resign; #timer; #failures = 0;
   #isLive = false;            // some tab has a stream
+  #isTold = true;             // the server is told of all changes
   #heard = now();             // the last event of that stream
   #polled = performance.now();
 
@@ -352,7 +363,7 @@ class Feed {
 
   join() {
     if (this.#channel || !this.#listeners.size) return;
-    const name = 'doclock-feed:' + this.#base;
+    const name = 'doclock-feed2:' + this.#base;   // a tab of an older release knows fewer events
     this.#channel = new BroadcastChannel(name);
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.postMessage({ type: 'who' });
@@ -388,9 +399,10 @@ class Feed {
   /** Without a stream, pages poll. A silent stream is opened anew, in whatever tab it is: that tab may be hidden. */
   poll() {
     if (this.#isSilent()) this.#post({ type: 'silent' });
-    if (this.#isLive || !visible() || performance.now() - this.#polled < POLL_MS) return;
+    const isTold = this.#isLive && this.#isTold;
+    if (isTold || !visible() || performance.now() - this.#polled < (this.#isLive ? LISTED_MS : POLL_MS)) return;
     this.#polled = performance.now();
-    for (const listener of this.#listeners.keys()) listener({ type: 'resync', isLive: false });
+    for (const listener of this.#listeners.keys()) listener({ type: 'resync', isLive: this.#isLive });
   }
 
   #isSilent() {
@@ -438,7 +450,7 @@ class Feed {
     switch (event.type) {
       case 'beat': return;
       case 'who':
-        if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
+        if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true, told: this.#isTold });
         return this.announce();
       case 'keys': return this.#learn(event);
       case 'reconnect': return this.reconnect();
@@ -453,6 +465,7 @@ class Feed {
         return;
       case 'resync':
         if (event.isReply && this.#isLive) return;   // a reply for a tab that has just joined
+        this.#isTold = event.told ?? this.#isTold;
         event = { type: 'resync', isLive: this.#isLive = true };
     }
     for (const listener of this.#listeners.keys()) listener(event);
@@ -469,6 +482,8 @@ class Feed {
 }
 
 // ---- the lock -------------------------------------------------------------------------------
+
+const elementsOf = form => Reflect.get(HTMLFormElement.prototype, 'elements', form);   // a field may have this name
 
 const WITHOUT_TEXT = ['checkbox', 'radio', 'file', 'range', 'color', 'submit', 'image', 'reset'];
 
@@ -531,7 +546,7 @@ export class DocLock extends EventTarget {
   }
 
   get version() { return this.#lock.version ?? null; }
-  set version(version) { this.#lock.version = version ?? null; }
+  set version(tag) { this.#lock.shows(versionIn(tag)); }
 
   acquire() { return this.#ask({}); }
   takeOver() { return this.#ask({ take_over: true }); }
@@ -541,7 +556,21 @@ export class DocLock extends EventTarget {
     return this.token && !this.current ? 'stale' : state;
   }
   extend() { return this.#lock.extend(); }
-  async keep(source, options) { return (await import('./keep.js')).keep(this, this.#lock, source, options); }
+
+  async keep(source, options = {}) {
+    let isTyped = false;
+    const hears = () => { isTyped = true; }, isForm = source instanceof HTMLFormElement;
+    // The browser should not put the text of an earlier visit over the stored one.
+    if (isForm) source.setAttribute('autocomplete', 'off');
+    if (isForm) source.addEventListener('input', hears);
+    const isKeeping = import('./keep.js').then(({ keep }) => keep(this, this.#lock, source, options, isTyped), error => {
+      options.onproblem?.('unavailable', error);   // a server of the release before does not have the file
+      const nothing = async () => {};
+      return { changed() {}, saved: nothing, discard: nothing, flush: nothing, close() {} };
+    });
+    return isKeeping.finally(() => isForm && source.removeEventListener('input', hears));
+  }
+
   static async clearKept(ask) { return (await import('./keep.js')).clear(me, ask); }
   async #ask(body) { return this.#isClosed ? this.state : this.#lock.ask(body, this); }
   wait() { if (!this.#isClosed) this.#lock.wait(this, this.#waitIdleMs); }
@@ -567,24 +596,28 @@ export class DocLock extends EventTarget {
       asked = performance.now();
       this.acquire();
     };
-    target.addEventListener('input', asks);
+    const isForm = target instanceof HTMLFormElement, root = isForm ? target.getRootNode() : target;
+    const hears = event => { if (!isForm || event.target.form === target || target.contains(event.target)) asks(); };
+    if (isForm) target.setAttribute('autocomplete', 'off');   // as `keep`
+    root.addEventListener('input', hears);   // fields may stand outside of their form
     const closed = new Set();   // the fields that are read-only because of this lock
     const draws = () => {
-      if (target.dataset) target.dataset.doclock = this.state;
+      if (target.dataset && this.#isClosed) delete target.dataset.doclock;
+      else if (target.dataset) target.dataset.doclock = this.state;
       const isOpen = this.#isClosed || !['held', 'mine_elsewhere', 'frozen'].includes(this.state);
-      if (!isOpen) for (const field of target.elements ?? []) close(field, closed);
+      if (!isOpen) for (const field of isForm ? elementsOf(target) : []) close(field, closed);
       else for (const opens of closed) closed.delete(opens) && opens();
     };
     this.addEventListener('change', draws);
     this.#endOnInput = () => {
-      target.removeEventListener('input', asks);
+      root.removeEventListener('input', hears);
       draws();
     };
   }
 
   /** `locks`: other `DocLock`s that this request needs as well. */
-  async fetch(url, init = {}, { releases = false, locks = [] } = {}) {
-    return this.#lock.fetch(url, init, releases, locks.map(it => it.#lock));
+  async fetch(url, init = {}, { releases = false, saves = true, locks = [] } = {}) {
+    return this.#lock.fetch(bare(url), init, { releases, saves }, locks.map(it => it.#lock));
   }
 }
 
@@ -608,8 +641,10 @@ class PageLock {
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #sent = new Set();     // requests under way by `fetch`
+  #saves = Promise.resolve();   // one after the other
   #written;              // the version that this page has written last, until it is told of the write
   #told;                 // the version of which this page was told last; `null` if it was not known, or there was none
+  #longest = 0;          // the longest time before an idle end
   #end = null;           // the next end that no heartbeat moves: its two clocks, and why
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer; #expiry;
@@ -812,9 +847,11 @@ class PageLock {
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
     this.#learn(answer, opened);
-    if (answer.ok) this.#named(answer);
-    if (answer.ok) this.#saw(standing(answer));
-    else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
+    if (answer.ok) {
+      if (['login_required', 'person_changed'].includes(this.#problem?.code) && this.#isOfPerson(answer)) this.#problem = null;
+      this.#named(answer);
+      this.#saw(standing(answer));
+    } else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
     else this.#problem = answer.body;
     this.#changed();
   }
@@ -879,6 +916,7 @@ class PageLock {
   // Counted from before the request was sent: this page gives up before the server grants the lock to others.
   #renew({ sent }, { expires_in_ms: ms, ends_in_ms: end, ends_why: why }) {
     this.#end = end === undefined ? null : { why, wall: sent.wall + end, steady: sent.steady + end };
+    if (why === 'idle') this.#longest = Math.max(this.#longest, end);
     this.#warn();
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
     this.#ttl = Math.max(this.#ttl, ms);
@@ -911,12 +949,16 @@ class PageLock {
   #warn() {
     const { ending } = this, end = this.token && this.#end;
     const left = end ? Math.min(end.wall - Date.now(), end.steady - performance.now()) : Infinity;
-    if (left > this.warnMs) {
+    // An idle person has longer than the warning.
+    if (left > (end?.why === 'idle' ? Math.min(this.warnMs, this.#longest / 2) : this.warnMs)) {
       this.ending = null;
       if (ending) this.#changed();
     } else if (ending?.why !== end.why) {
       this.ending = { why: end.why, at: new Date(end.wall), canExtend: end.why === 'idle' };
       this.#tell('ending', this.ending);
+      this.#changed();
+    } else if (Math.abs(ending.at - end.wall) > 1000) {
+      this.ending = { ...ending, at: new Date(end.wall) };
       this.#changed();
     }
   }
@@ -929,13 +971,21 @@ class PageLock {
     return Boolean(this.token) && !this.ending;
   }
 
-  async fetch(url, init, releases, others) {
-    const locks = [...new Set([this, ...others])];
-    if (!releases) return this.#send(url, init, locks);
+  async fetch(url, init, how, others) {
+    const locks = [...new Set([this, ...others])], send = () => this.#sendInTurn(url, init, locks, how);
+    if (!this.version) return send();
+    // Two saves at once would name the same version, and the second one would meet the first.
+    const done = this.#saves.then(send);
+    this.#saves = done.catch(() => {});
+    return done;
+  }
+
+  async #sendInTurn(url, init, locks, how) {
+    if (!how.releases) return this.#send(url, init, locks, how);
     for (const lock of locks) lock.#releasing++;
     try {
       // In order: a viewer that comes before the answer acquires the lock after that.
-      const send = () => this.#send(url, init, locks, releases);
+      const send = () => this.#send(url, init, locks, how);
       const paths = [...new Set(locks.map(lock => lock.url))].sort();   // so that two requests never wait for each other
       return await paths.reduce((send, path) => () => inOrder(path, send), send)();
     } finally {
@@ -944,7 +994,7 @@ class PageLock {
     }
   }
 
-  async #send(url, init, locks, releases) {
+  async #send(url, init, locks, { releases, saves }) {
     const tokens = locks.map(lock => lock.token), all = new Headers(init.headers ?? url.headers);   // or a Request
     // Without a token the server would check only the session, which may hold the lock in another tab.
     if (!tokens.every(token => token)) throw new Error('This page does not have the lock.');
@@ -954,9 +1004,12 @@ class PageLock {
     const writes = !/^(get|head)$/i.test(init.method ?? url.method ?? 'get');
     const named = locks.length === 1 && this.version;
     if (named && writes && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
+    const request = {}, isSave = writes && saves;
+    if (isSave) this.#tell('writing', request);
     const sent = fetch(url, { ...init, headers: all }).then(response => {
-      if (response.ok && writes) for (const lock of locks) lock.#tell('written');
-      if (response.ok && locks.length === 1) this.#shows(versionOf(response), writes);
+      const isDone = response.ok && !response.redirected;   // a redirect may lead to a login page
+      if (isSave) this.#tell('written', { request, isSaved: isDone });
+      if (isDone && writes && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
       return response;
     });
     for (const lock of locks) lock.#sent.add(sent);
@@ -978,11 +1031,13 @@ class PageLock {
     return response;
   }
 
-  // After a write whose answer names no version, the version is not known.
-  #shows(version, writes) {
-    if (writes) this.#written = version;
-    if (this.version !== undefined && (version || writes)) this.version = version;
+  // After a save whose answer names no version, the version is not known.
+  #wrote(version, isSave) {
+    this.#written = version;
+    if (this.version !== undefined && (version || isSave)) this.shows(version);
   }
+
+  shows(version) { [this.version, this.#told] = [version, undefined]; }
 
   async #isGone() {
     const answer = await request('GET', this.url, PROMISED.state);

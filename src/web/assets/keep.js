@@ -1,31 +1,40 @@
 // Keeps the text that a person types until it is saved: in the IndexedDB of this browser, by person and document, with
-// the version of the document on which it was typed. `lock.keep` of client.js loads this file; its types are in client.d.ts.
+// the text and the version of the document on which it was typed. `lock.keep` of client.js loads this file; its types are in
+// client.d.ts.
 
 const DATABASE = 'doclock-kept', STORE = 'texts';
 const PAUSE_MS = 400;             // without a key, before the text is written
 const KEPT_MS = 30 * 86_400_000;  // browsers may forget sooner
-const MOST = 50;                  // documents of a browser; the oldest goes
-const MOST_TEXTS = 3;             // of one document: a new one does not replace one about which nobody has decided
+const MOST = 50;                  // texts of a browser; the oldest goes
 const LONGEST = 1_000_000;        // bytes of one text
-const OPEN_MS = 5_000;            // a browser that does not open its database in this time will not do so later
+const LIMIT_MS = 5_000;           // a database that does not answer in this time will not do so later
 
-// ---- the database ---------------------------------------------------------------------------
+// ---- the database: a record for each page with a text ---------------------------------------
 
 const done = request => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
 
+function inTime(work, otherwise = () => {}) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => {
+      otherwise();
+      reject(new DOMException('the database does not answer', 'InvalidStateError'));
+    }, LIMIT_MS);
+  });
+  return Promise.race([work, late]).finally(() => clearTimeout(timer));
+}
+
 function open() {
-  return new Promise((resolve, reject) => {
-    const fail = why => reject(new DOMException(why, 'InvalidStateError'));
-    setTimeout(fail, OPEN_MS, 'the database did not open');
+  return inTime(new Promise((resolve, reject) => {
     const request = indexedDB.open(DATABASE, 1);   // throws where storage is forbidden
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: ['person', 'url'] });
-    request.onblocked = () => fail('a tab of an older release has the database open');
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: ['person', 'url', 'id'] });
+    request.onblocked = () => reject(new DOMException('a tab of an older release has the database open', 'InvalidStateError'));
     request.onerror = () => reject(request.error);
     request.onsuccess = () => resolve(request.result);
-  });
+  }));
 }
 
 let opened = null;
@@ -41,26 +50,27 @@ async function database() {
   }
 }
 
-/** Runs `work` in a transaction. Resolves when the browser has committed it. */
+/** Runs `work` in a transaction of its own. Resolves when the browser has committed it. */
 async function within(mode, work) {
   const transaction = (await database()).transaction(STORE, mode);
   const ended = new Promise((resolve, reject) => {
     transaction.oncomplete = resolve;
     transaction.onabort = () => reject(transaction.error);
   });
-  const [result] = await Promise.all([work(transaction.objectStore(STORE)), ended]);
-  return result;
+  const result = work(transaction.objectStore(STORE));
+  transaction.commit();   // a page that is being left does not wait for the answers
+  const [value] = await inTime(Promise.all([result, ended]), () => { try { transaction.abort(); } catch { /* it has begun to end */ } });
+  return value;
 }
 
-async function put(text) {
-  if (new Blob([JSON.stringify(text)]).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
-  await within('readwrite', async store => {
-    store.put(text);
-    const all = (await done(store.getAll())).sort((a, b) => b.at - a.at);
-    for (const [n, { person, url, at }] of all.entries()) {
-      if (n >= MOST || Date.now() - at > KEPT_MS) store.delete([person, url]);
-    }
-  });
+const keyOf = ({ person, url, id }) => [person, url, id];
+const from = (...key) => IDBKeyRange.bound(key, [...key, []]);
+
+/** Forgets what is old, and the oldest if there are too many. */
+async function clean() {
+  const all = (await within('readonly', store => done(store.getAll()))).sort((a, b) => b.at - a.at);
+  const old = all.filter(({ at }, n) => n >= MOST || Date.now() - at > KEPT_MS);
+  if (old.length) await within('readwrite', store => { for (const it of old) store.delete(keyOf(it)); });
 }
 
 const PROBLEMS = { QuotaExceededError: 'full', DataError: 'too_large' };
@@ -69,13 +79,21 @@ const PROBLEMS = { QuotaExceededError: 'full', DataError: 'too_large' };
 
 const NEVER = ['password', 'file', 'hidden', 'submit', 'button', 'image', 'reset', 'fieldset', 'output'];
 const isTick = field => field.type === 'checkbox' || field.type === 'radio';
+// A field may have the name `elements`.
+const elementsOf = form => Reflect.get(HTMLFormElement.prototype, 'elements', form);
+const secrets = new WeakSet();   // fields that have been passwords: a button may show them
+
+function isSecret(field) {
+  if (field.type === 'password') secrets.add(field);
+  return secrets.has(field) || /password|one-time-code|\bcc-/.test(field.getAttribute('autocomplete') ?? '');
+}
 
 /** The fields of a form that are kept, by name; several fields may have one name. */
 function fieldsOf(form) {
   const found = new Map();
-  for (const field of form.elements) {
+  for (const field of elementsOf(form)) {
     const name = field.name || field.id;
-    if (!name || !('value' in field) || NEVER.includes(field.type) || field.closest('[data-doclock-keep=no]')) continue;
+    if (isSecret(field) || !name || !('value' in field) || NEVER.includes(field.type) || field.closest('[data-doclock-keep=no]')) continue;
     if (!found.has(name)) found.set(name, []);
     found.get(name).push(field);
   }
@@ -88,115 +106,222 @@ function valueOf(field) {
   return field.value;
 }
 
-function setValue(field, value) {
-  if (isTick(field)) field.checked = Boolean(value.on);
-  else if (field.type === 'select-multiple') for (const option of field.options) option.selected = value.includes(option.value);
-  else field.value = value;
-  for (const event of ['input', 'change']) field.dispatchEvent(new Event(event, { bubbles: true }));
+/** The value with which the page was delivered. */
+function defaultOf(field) {
+  if (isTick(field)) return { value: field.value, on: field.defaultChecked };
+  if (field.options) {
+    const chosen = [...field.options].filter(option => option.defaultSelected).map(option => option.value);
+    return field.type === 'select-multiple' ? chosen : chosen.at(-1) ?? field.value;
+  }
+  if (field.matches('textarea') || !field.defaultValue) return field.defaultValue || (/range|color/.test(field.type) ? field.value : '');
+  return Object.assign(document.createElement('input'), { type: field.type, value: field.defaultValue }).value;   // as the browser reads it
 }
 
-/** A kept value fits the field: the page may have changed since. */
-function fits(field, value) {
-  if (isTick(field)) return value?.value === field.value;
-  if (field.type === 'select-multiple') return Array.isArray(value);
-  if (field.type === 'select-one') return [...field.options].some(option => option.value === value);
-  return typeof value === 'string';
+const hasDefault = field => field.defaultValue || field.defaultChecked || [...field.options ?? []].some(it => it.defaultSelected);
+
+/** Sets the field, if the value has a place there: the page may have changed since. */
+function sets(field, value) {
+  if (isTick(field)) {
+    if (value?.value !== field.value) return false;
+    field.checked = Boolean(value.on);
+  } else if (field.type === 'select-multiple') {
+    if (!Array.isArray(value)) return false;
+    for (const option of field.options) option.selected = value.includes(option.value);
+  } else {
+    if (typeof value !== 'string') return false;
+    const before = field.value;
+    field.value = value;
+    if (lines(field.value) !== lines(value)) {   // such as a date in a field that is a number by now
+      field.value = before;
+      return false;
+    }
+  }
+  for (const event of ['input', 'change']) field.dispatchEvent(new Event(event, { bubbles: true }));
+  return true;
 }
+
+const lines = text => text.replace(/\r\n?/g, '\n');
+const all = (form, value) => Object.fromEntries([...fieldsOf(form)].map(([name, fields]) => [name, fields.map(value)]));
 
 const ofForm = form => ({
-  read: () => Object.fromEntries([...fieldsOf(form)].map(([name, fields]) => [name, fields.map(valueOf)])),
-  /** Returns what has no place in the form any more. */
-  write: values => {
-    const fields = fieldsOf(form), left = {};
+  form,
+  read: () => all(form, valueOf),
+  // The browser may have put the text of an earlier visit into the fields, before any script runs. If the page was delivered
+  // with blank fields, a script has filled them; unless the person has typed into them since.
+  stored(isTyped) {
+    if ([...fieldsOf(form).values()].flat().some(hasDefault)) return all(form, defaultOf);
+    return isTyped ? {} : this.read();
+  },
+  write(values) {
+    const fields = fieldsOf(form), left = Object.create(null);
     for (const [name, kept] of Object.entries(values)) {
       const places = [...fields.get(name) ?? []];
       for (const value of kept) {
-        const at = places.findIndex(field => fits(field, value));
-        if (at >= 0) setValue(places.splice(at, 1)[0], value);
+        const at = places.findIndex(field => sets(field, value));
+        if (at >= 0) places.splice(at, 1);
         else (left[name] ??= []).push(value);
       }
     }
-    return left;
+    return { ...left };
   },
-  target: form,
 });
 
-const text = value => {
-  if (Array.isArray(value)) return value.map(text).join('\n');
+// ---- comparing ------------------------------------------------------------------------------
+
+const plain = value => {
+  if (Array.isArray(value)) return value.map(plain).join('\n');
   if (value && typeof value === 'object' && 'on' in value) return value.on ? value.value : '';
   return typeof value === 'object' ? JSON.stringify(value) : String(value ?? '');
 };
-
-/** The fields of two texts that differ, as `{ name, kept, now }`, each as plain text. */
-export function differences(kept, now) {
-  const names = new Set([...Object.keys(kept), ...Object.keys(now)]);
-  const both = [...names].map(name => ({ name, kept: text(kept[name]), now: text(now[name]) }));
-  return both.filter(({ kept, now }) => kept !== now);
-}
+const at = (fields, name) => Object.hasOwn(fields, name) ? fields[name] : undefined;
+const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+const typedIn = ({ fields, base }) => Object.keys(fields).filter(name => !same(fields[name], at(base, name)));
 
 // ---- keeping --------------------------------------------------------------------------------
 
-class Keeper {
-  #lock; #page; #source; #options; #saved; #timer;
-  #last = Promise.resolve();   // the writes, one after the other
-  #isTyped = false;            // something was typed since the last write
-  #reading = null;             // resolves when it is known whether there is a kept text
-  #isRead = false;
-  #early = null;               // the text that was to be written before this was known
-  #open = [];                  // the kept texts about which the person has not decided yet, the latest last
-  #ends = new AbortController();
+const keepers = new Set();
+const forget = person => { for (const keeper of [...keepers]) keeper.forgets(person); };
 
-  constructor(lock, page, source, options) {
-    const { signal } = this.#ends, changed = () => this.changed(), flush = () => this.flush();
+let others = null;   // the other tabs: a person may clear the texts in one of them
+function listen() {
+  if (others || !keepers.size) return;
+  others = new BroadcastChannel('doclock-kept');
+  others.onmessage = ({ data }) => forget(data);
+}
+if (globalThis.document) {
+  addEventListener('pagehide', () => {
+    others?.close();
+    others = null;
+  });
+  addEventListener('pageshow', listen);
+}
+
+class Keeper {
+  #lock; #page; #source; #options; #timer;
+  #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
+  #stored;              // the text that is stored, as far as this page knows
+  #own = null;          // the typed text as it is to be kept; `null`: there is none
+  #isTyped = false;     // something may have been typed since the last write
+  #isRead = false;
+  #reading = null; #writing = null; #isDue = false;
+  #sent = new Map();    // what the page showed when each save was sent
+  #ends = new AbortController();
+  #release = () => {};
+
+  constructor(lock, page, source, options, isTyped) {
+    const { signal } = this.#ends, flush = () => this.flush();
     [this.#lock, this.#page, this.#options] = [lock, page, options];
     this.#source = source.read ? source : ofForm(source);
-    this.#saved = options.isUnsaved ? '{}' : this.#read();
-    this.#isTyped = Boolean(options.isUnsaved);
-    for (const event of ['input', 'change']) this.#source.target?.addEventListener(event, changed, { signal });
-    addEventListener('pagehide', flush, { signal });
+    const { form } = this.#source;
+    this.#stored = options.isUnsaved || isTyped && !form ? {} : this.#source.stored?.(isTyped) ?? this.#read();
+    this.#isTyped = Boolean(options.isUnsaved) || isTyped || !same(this.#stored, this.#read());
+    if (form) {
+      // Fields may stand outside of their form.
+      const hears = ({ target }) => { if (target.form === form || form.contains(target)) this.changed(); };
+      for (const event of ['input', 'change', 'reset']) form.getRootNode().addEventListener(event, hears, { signal });
+      form.ownerDocument.addEventListener('submit', event => {
+        if (event.target !== form || event.defaultPrevented) return;
+        this.#take(true);
+        this.#write();
+      }, { signal });
+    }
+    addEventListener('pagehide', () => {
+      this.flush();
+      this.#release();   // a page with a Web Lock does not go into the back/forward cache
+    }, { signal });
+    addEventListener('pageshow', ({ persisted }) => persisted && this.#hold(), { signal });
     document.addEventListener('visibilitychange', flush, { signal });
-    lock.addEventListener('written', () => this.saved(), { signal });
+    lock.addEventListener('writing', ({ detail }) => this.#sent.set(detail, this.#read()), { signal });
+    lock.addEventListener('written', ({ detail }) => {
+      const shown = this.#sent.get(detail.request);
+      this.#sent.delete(detail.request);
+      if (detail.isSaved && shown) this.#isNow(shown);
+    }, { signal });
     lock.addEventListener('change', () => this.#look(), { signal });
+    this.#hold();
+    keepers.add(this);
+    listen();
     this.#look();
   }
 
-  /** The text may have changed: for editors that are no form. */
+  // As long as this page lives, other tabs do not offer its text.
+  #hold() {
+    navigator.locks?.request('doclock-kept:' + this.#id, () => new Promise(release => { this.#release = release; })).catch(() => {});
+  }
+
   changed() {
     this.#isTyped = true;
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.flush(), PAUSE_MS);
   }
 
-  /** The text that is in the page now is the stored one. */
-  saved() {
-    this.#saved = this.#read();
+  saved() { return this.#isNow(this.#read()); }
+
+  discard() {
+    this.#isTyped = false;
+    this.#own = null;
+    this.#isDue = true;
+    clearTimeout(this.#timer);
     return this.#write();
   }
 
-  /** Writes the text that was typed since the last pause. Resolves when it is kept. */
-  flush() {
-    if (this.#isTyped && !this.#isRead) this.#early = this.#read();
-    return this.#isTyped && this.#isRead ? this.#write() : Promise.resolve(this.#reading).then(() => this.#last);
+  async flush() {
+    if (this.#isTyped) this.#take();
+    await this.#reading;
+    if (this.#isDue) await this.#write();
   }
 
   close() {
     this.flush();
-    this.#ends.abort();
+    this.#stop();
   }
 
-  #read() { return JSON.stringify(this.#source.read()); }
-
-  // The typed text, with those that are open; or only those; or nothing.
-  #write(fields = this.#read()) {
+  forgets(person) {
+    if (this.#page.person !== person && person) return;
     clearTimeout(this.#timer);
-    const { person } = this.#page, { url, version } = this.#lock;
-    if (!person || !this.#isRead) return this.#last;
+    this.#stop();
+  }
+
+  #stop() {
+    keepers.delete(this);
+    this.#ends.abort();
+    this.#release();
+  }
+
+  #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
+
+  #isNow(stored) {
+    this.#stored = stored;
+    this.#take();
+    return this.#write();
+  }
+
+  /** Takes the text as it is in the page now. */
+  #take(submitted = false, fields = this.#read()) {
+    clearTimeout(this.#timer);
     this.#isTyped = false;
-    const typed = fields === this.#saved ? [] : [{ version, at: Date.now(), fields: JSON.parse(fields) }];
-    const texts = [...this.#open, ...typed].slice(-MOST_TEXTS), at = Date.now();
-    const write = () => texts.length ? put({ person, url, at, texts })
-      : within('readwrite', store => done(store.delete([person, url])));
-    return this.#last = this.#last.then(write).catch(error => this.#report(error));
+    const { version } = this.#lock, base = this.#stored;
+    this.#own = same(fields, base) ? null : { version, at: Date.now(), base, fields, submitted };
+    this.#isDue = true;
+  }
+
+  // One write at a time, and then one more if something has come meanwhile.
+  #write() {
+    if (!this.#page.person || !this.#isRead) return this.#reading;
+    return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
+  }
+
+  async #writeAll() {
+    try {
+      do {
+        this.#isDue = false;
+        const record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...this.#own };
+        if (new Blob([JSON.stringify(this.#own)]).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
+        await within('readwrite', store => { this.#own ? store.put(record) : store.delete(keyOf(record)); });
+      } while (this.#isDue);
+    } catch (error) {
+      this.#report(error);
+    }
   }
 
   #report(error) { this.#options.onproblem?.(PROBLEMS[error?.name] ?? 'unavailable', error); }
@@ -205,42 +330,79 @@ class Keeper {
   #look() { if (this.#page.person) this.#reading ??= this.#readKept(); }
 
   async #readKept() {
-    const name = [this.#page.person, this.#lock.url];
-    const kept = await within('readonly', store => done(store.get(name))).catch(error => this.#report(error));
-    const isOpen = ({ at, fields }) => Date.now() - at < KEPT_MS && differences(fields, JSON.parse(this.#saved)).length;
-    this.#open = kept?.texts.filter(isOpen) ?? [];
+    try {
+      const range = from(this.#page.person, this.#lock.url);
+      const texts = await within('readonly', store => done(store.getAll(range)));
+      const held = (await navigator.locks?.query())?.held.map(({ name }) => name) ?? [];
+      const now = this.#read();
+      for (const text of texts) {
+        const names = typedIn(text), isShown = names.every(name => same(text.fields[name], at(now, name)));
+        const isStored = names.every(name => same(text.fields[name], at(this.#stored, name)));
+        if (held.includes('doclock-kept:' + text.id) || Date.now() - text.at > KEPT_MS) continue;   // its tab is still open
+        if (isStored && (!text.version || text.version !== this.#lock.version)) this.#forget(text);   // by a form of the browser
+        else if (isShown) this.#adopt(text);
+        else this.#options.onkept?.(this.#offer(text));
+      }
+      clean().catch(() => {});
+    } catch (error) {
+      this.#report(error);
+    }
     this.#isRead = true;
-    if (this.#isTyped || kept && !this.#open.length) this.#write(this.#early ?? undefined);
-    for (const text of [...this.#open]) this.#options.onkept?.(this.#offer(text));
+    if (this.#isTyped) this.#take();
+    if (this.#own) this.#write();
+  }
+
+  // The browser has restored it, or the server has refused it: a save under another version than the one on which it was
+  // typed would overwrite another person's text.
+  #adopt({ version, base }) {
+    [this.#isTyped, this.#stored] = [true, base];
+    if (version) this.#lock.version = version;
+  }
+
+  #forget(text) {
+    return within('readwrite', store => { store.delete(keyOf(text)); }).catch(error => this.#report(error));
   }
 
   #offer(text) {
-    const { at, version, fields } = text, lock = this.#lock, saved = () => JSON.parse(this.#saved);
-    const decided = () => {
-      this.#open = this.#open.filter(it => it !== text);
-      return this.#write();
-    };
+    const { version, fields, submitted } = text, lock = this.#lock, stored = () => this.#stored;
     return {
-      at: new Date(at), version, fields,
+      at: new Date(text.at), version, fields, submitted: Boolean(submitted),
       get isCurrent() { return Boolean(version) && version === lock.version; },
-      get differences() { return differences(fields, saved()); },
+      get differences() {
+        const names = typedIn(text).map(name => ({ name, kept: plain(fields[name]), now: plain(at(stored(), name)) }));
+        return names.filter(({ kept, now }) => kept !== now);
+      },
       restore: () => {
-        const left = this.#source.write(fields) ?? {};
-        decided();
+        if (this.#isTyped) this.#take();
+        if (this.#own) this.#setAside();
+        const typed = Object.fromEntries(typedIn(text).map(name => [name, fields[name]]));
+        const left = this.#source.write(typed) ?? {};
+        // An editor may show it later.
+        this.#take(false, { ...this.#read(), ...Object.fromEntries(Object.entries(typed).filter(([name]) => !Object.hasOwn(left, name))) });
+        Promise.resolve(this.#write()).then(() => this.#forget(text));
         return left;
       },
-      discard: decided,
+      discard: () => this.#forget(text),
     };
+  }
+
+  /** The text of this page gives way to another one, and is offered beside it. */
+  #setAside() {
+    const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${Date.now()}` };
+    within('readwrite', store => { store.put(text); }).catch(error => this.#report(error));
+    this.#options.onkept?.(this.#offer(text));
   }
 }
 
-export const keep = (lock, page, source, options = {}) => new Keeper(lock, page, source, options);
+export const keep = (...all) => new Keeper(...all);
 
-/** Forgets all texts of this person in this browser, after asking. */
+/** Forgets all texts of this person in this browser, after asking; of everybody, if it is not known who that is. */
 export async function clear(person, ask = count => confirm(`Delete ${count} unsaved texts from this browser?`)) {
-  const all = IDBKeyRange.bound([person], [person, []]);
-  const count = person ? await within('readonly', store => done(store.count(all))) : 0;
+  const range = person ? from(person) : null;
+  const count = await within('readonly', store => done(store.count(range)));
   if (count && !await ask(count)) return false;
-  if (count) await within('readwrite', store => done(store.delete(all)));
+  forget(person);
+  new BroadcastChannel('doclock-kept').postMessage(person);
+  if (count) await within('readwrite', store => { range ? store.delete(range) : store.clear(); });
   return true;
 }

@@ -51,7 +51,8 @@ impl RequestLocks {
         how: Ask<'_>,
         until: Instant,
     ) -> Result<Lock> {
-        let taken = how.offered.iter().find_map(|token| self.manager.parts.events.taken_by(*token));
+        let taken =
+            how.offered.iter().find_map(|token| self.manager.parts.events.taken_by(key, *token));
         let lost = |holder| LockError::Lost { key: key.clone(), holder, taken: taken.clone() };
         let is_offered = |it: &Lock| it.token.is_some_and(|token| how.offered.contains(&token));
         if aid.is_none() && how.offered.is_empty() {

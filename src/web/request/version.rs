@@ -31,7 +31,7 @@ enum Shown {
 
 impl ShownVersions {
     /// The version for the answer, if it is about one document.
-    pub(super) fn shown(&self) -> Option<Version> {
+    pub(in crate::web) fn shown(&self) -> Option<Version> {
         if let Shown::One(_, version) = &self.shown { *version.lock() } else { None }
     }
 }
