@@ -1006,12 +1006,12 @@ class PageLock {
     if (named && writes && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
     const request = {}, isSave = writes && saves;
     if (isSave) this.#tell('writing', request);
+    let isDone = false;
     const sent = fetch(url, { ...init, headers: all }).then(response => {
-      const isDone = response.ok && !response.redirected;   // a redirect may lead to a login page
-      if (isSave) this.#tell('written', { request, isSaved: isDone });
+      isDone = response.ok && !response.redirected;   // a redirect may lead to a login page
       if (isDone && writes && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
       return response;
-    });
+    }).finally(() => isSave && this.#tell('written', { request, isSaved: isDone }));
     for (const lock of locks) lock.#sent.add(sent);
     const response = await sent.finally(() => { for (const lock of locks) lock.#sent.delete(sent); });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
