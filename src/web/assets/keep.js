@@ -202,7 +202,6 @@ class Keeper {
   #stored;              // the text that is stored, as far as this page knows
   #own = null;          // the typed text as it is to be kept; `null`: there is none
   #isTyped = false;     // something may have been typed since the last write
-  #isRead = false;
   #reading = null; #writing = null; #isDue = false;
   #sent = new Map();    // what the page showed when each save was sent
   #ends = new AbortController();
@@ -267,7 +266,6 @@ class Keeper {
 
   async flush() {
     if (this.#isTyped) this.#take();
-    await this.#reading;
     if (this.#isDue) await this.#write();
   }
 
@@ -307,7 +305,7 @@ class Keeper {
 
   // One write at a time, and then one more if something has come meanwhile.
   #write() {
-    if (!this.#page.person || !this.#isRead) return this.#reading;
+    if (!this.#page.person) return this.#reading;   // and then
     return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
   }
 
@@ -319,6 +317,7 @@ class Keeper {
         if (new Blob([JSON.stringify(this.#own)]).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
         await within('readwrite', store => { this.#own ? store.put(record) : store.delete(keyOf(record)); });
       } while (this.#isDue);
+      return true;
     } catch (error) {
       this.#report(error);
     }
@@ -334,22 +333,23 @@ class Keeper {
       const range = from(this.#page.person, this.#lock.url);
       const texts = await within('readonly', store => done(store.getAll(range)));
       const held = (await navigator.locks?.query())?.held.map(({ name }) => name) ?? [];
-      const now = this.#read();
+      const now = this.#read(), adopted = [];
       for (const text of texts) {
         const names = typedIn(text), isShown = names.every(name => same(text.fields[name], at(now, name)));
         const isStored = names.every(name => same(text.fields[name], at(this.#stored, name)));
-        if (held.includes('doclock-kept:' + text.id) || Date.now() - text.at > KEPT_MS) continue;   // its tab is still open
+        const isOpen = text.id === this.#id || held.includes('doclock-kept:' + text.id);   // here, or in another tab
+        if (isOpen || Date.now() - text.at > KEPT_MS) continue;
         if (isStored && (!text.version || text.version !== this.#lock.version)) this.#forget(text);   // by a form of the browser
-        else if (isShown) this.#adopt(text);
+        else if (isShown) adopted.push(text);
         else this.#options.onkept?.(this.#offer(text));
       }
+      for (const text of adopted) this.#adopt(text);
+      this.#replace(adopted);
       clean().catch(() => {});
     } catch (error) {
       this.#report(error);
     }
-    this.#isRead = true;
-    if (this.#isTyped) this.#take();
-    if (this.#own) this.#write();
+    this.#replace([]);
   }
 
   // The browser has restored it, or the server has refused it: a save under another version than the one on which it was
@@ -357,6 +357,12 @@ class Keeper {
   #adopt({ version, base }) {
     [this.#isTyped, this.#stored] = [true, base];
     if (version) this.#lock.version = version;
+  }
+
+  /** Writes the text of this page, and forgets these then. */
+  async #replace(texts) {
+    if (this.#isTyped) this.#take();
+    if (this.#isDue && await this.#write()) for (const text of texts) this.#forget(text);
   }
 
   #forget(text) {
@@ -379,7 +385,7 @@ class Keeper {
         const left = this.#source.write(typed) ?? {};
         // An editor may show it later.
         this.#take(false, { ...this.#read(), ...Object.fromEntries(Object.entries(typed).filter(([name]) => !Object.hasOwn(left, name))) });
-        Promise.resolve(this.#write()).then(() => this.#forget(text));
+        this.#replace([text]);
         return left;
       },
       discard: () => this.#forget(text),

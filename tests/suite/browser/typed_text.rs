@@ -572,10 +572,11 @@ async fn a_page_whose_fields_the_browser_has_filled_keeps_that_text_and_names_it
              const keeper = await three.keep(form, { onkept: it => found.push(it) }); \
              await until(() => three.version === version); \
              await keeper.flush(); \
+             await new Promise(done => setTimeout(done, 500)); \
              return [form.getAttribute('autocomplete'), found.length, await kept()]",
         )
         .await;
-        assert_eq!(told, json!(["off", 0, ["typed yesterday", "typed yesterday"]]));
+        assert_eq!(told, json!(["off", 0, ["typed yesterday"]]));
     })
     .await;
 }
