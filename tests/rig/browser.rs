@@ -1,8 +1,10 @@
-//! Headless Chromium: one instance for each person, so that no two people share cookies or processes.
+//! Headless Chromium: one instance for each person, so that no two people share cookies or processes. A start costs
+//! more than most tests need, so the next test gets the browsers of an earlier one, as clean as new ones.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
@@ -10,7 +12,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use thirtyfour::prelude::*;
 use thirtyfour::{ChromeCapabilities, ChromiumLikeCapabilities, LoggingPrefsLogLevel};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::server::{self, Server};
 
@@ -36,10 +38,16 @@ const FLAGS: [&str; 10] = [
 /// in, lost, stale, held. A page cannot prevent the log entry.
 const ANSWERS: [&str; 7] = ["400", "401", "403", "409", "412", "423", "503"];
 
+/// Clean browsers, for the next tests. They end with this process.
+static IDLE: Mutex<Vec<Browser>> = Mutex::new(Vec::new());
+const MOST_IDLE: usize = 6;
+
 /// One person's browser. It ends when it is dropped, whatever it is doing.
 #[derive(Debug)]
 pub(crate) struct Browser {
     driver: WebDriver,
+    /// The tab that was open at the start. It stays open and blank.
+    first: WindowHandle,
     /// The tab that gets the commands.
     current: RefCell<Option<WindowHandle>>,
     // When the server ends, so does the browser with all its processes and files.
@@ -69,8 +77,16 @@ struct Node {
 }
 
 impl Browser {
-    /// Starts a browser with a new, empty profile.
+    /// A browser with an empty profile.
     pub(crate) async fn start() -> Rc<Self> {
+        let idle = IDLE.lock().expect("no panic while locked").pop();
+        Rc::new(match idle {
+            Some(browser) => browser,
+            None => Self::launch().await,
+        })
+    }
+
+    async fn launch() -> Self {
         let chromium = server::program("CHROMIUM", "chromium").await;
         let chromedriver = env::var("CHROMEDRIVER").ok().filter(|path| !path.is_empty());
         let chromedriver = chromedriver.unwrap_or_else(|| "chromedriver".to_owned());
@@ -86,10 +102,48 @@ impl Browser {
         wanted.set_binary(&chromium.to_string_lossy()).expect("a path");
         wanted.set_browser_log_level(LoggingPrefsLogLevel::All).expect("a level");
         let url = format!("http://127.0.0.1:{}", server.port());
-        let driver = WebDriver::new(url, wanted).await.expect("Chromium starts");
+        // The next test has another runtime, and no connection outlives its own.
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0);
+        let client = client.timeout(2 * WITHIN).build().expect("a client");
+        let driver = WebDriver::builder(url, wanted).client(client);
+        let driver = driver.await.expect("Chromium starts");
         // The browser is not asked to quit: a page may be frozen, or may ask whether it should be left.
         driver.clone().leak().expect("a session that is open");
-        Rc::new(Self { driver, current: RefCell::default(), server })
+        let first = driver.window().await.expect("a tab");
+        Self { driver, first, current: RefCell::default(), server }
+    }
+
+    /// Leaves the browser to another test, without the tabs and the data of this one. If a page is in the way, the
+    /// browser ends.
+    pub(crate) async fn leave(self: Rc<Self>, origin: &str) {
+        let Ok(browser) = Rc::try_unwrap(self) else { return };
+        let cleaned = timeout(Duration::from_secs(10), browser.clean(origin)).await;
+        let mut idle = IDLE.lock().expect("no panic while locked");
+        if matches!(cleaned, Ok(Ok(()))) && idle.len() < MOST_IDLE {
+            idle.push(browser);
+        }
+    }
+
+    async fn clean(&self, origin: &str) -> WebDriverResult<()> {
+        let Self { driver, first, current, .. } = self;
+        for window in driver.windows().await? {
+            if window != *first {
+                driver.switch_to_window(window).await?;
+                driver.close_window().await?;
+            }
+        }
+        driver.switch_to_window(first.clone()).await?;
+        current.take();
+        let stored = json!({ "origin": origin, "storageTypes": "all" });
+        for (method, parameters) in [
+            ("Network.clearBrowserCookies", json!({})),
+            ("Storage.clearDataForOrigin", stored),
+            ("Browser.resetPermissions", json!({})),
+        ] {
+            driver.cdp().send_raw(method, parameters).await?;
+        }
+        driver.browser_log().await?;
+        Ok(())
     }
 
     /// Opens another tab in the foreground.

@@ -37,17 +37,21 @@ export function left(expiresAt) {
   return `${Math.floor(s / 60)}:${String(s % 60).padStart(2, '0')}`;
 }
 
-let toastTimer = 0;
+const TOAST_MS = 6000;
+let toastEnds = Infinity;
 
-/** A note for some seconds, which may be missed. */
+/** A note that the person has seen when they go on after some seconds. */
 export function toast(...parts) {
   notice(...parts);
-  toastTimer = setTimeout(() => notice(), 6000);
+  toastEnds = performance.now() + TOAST_MS;
+}
+for (const event of ['pointerdown', 'keydown']) {
+  addEventListener(event, () => { if (performance.now() > toastEnds) notice(); }, { capture: true });
 }
 
 /** A note that stays until the person closes it, or until the next one. */
 export function notice(...parts) {
-  clearTimeout(toastTimer);
+  toastEnds = Infinity;
   put($('toast'), ...parts);
   show($('toast-close'), parts.length > 0);
 }

@@ -245,7 +245,11 @@ class Keeper {
 
   // As long as this page lives, other tabs do not offer its text.
   #hold() {
-    navigator.locks?.request('doclock-kept:' + this.#id, () => new Promise(release => { this.#release = release; })).catch(() => {});
+    const { signal } = this.#ends;
+    navigator.locks?.request('doclock-kept:' + this.#id, { signal }, () => new Promise(release => {
+      if (signal.aborted) release();
+      else this.#release = release;
+    })).catch(() => {});
   }
 
   changed() {

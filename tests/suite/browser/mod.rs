@@ -38,6 +38,7 @@ async fn stage(editor: impl FnOnce() -> Editor, test: impl AsyncFnOnce(&Stage)) 
     test(&stage).await;
     for browser in stage.browsers.take() {
         assert_eq!(browser.complaints().await, [""; 0], "complaints of the pages");
+        browser.leave(&stage.editor.url("")).await;
     }
 }
 

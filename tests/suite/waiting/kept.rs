@@ -42,7 +42,8 @@ async fn the_last_of_twenty_thousand_guards_costs_as_much_as_the_first() {
 async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost() {
     // So many that a renewal needs more than one command.
     const MANY: usize = 1_100;
-    const TTL: Duration = Duration::from_secs(12);
+    // A renewal of all of them takes seconds on a busy machine.
+    const TTL: Duration = Duration::from_secs(30);
     let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
     let locks = Cluster::Mongo(database.clone()).server().await;
     let uncounted = crate::rig::client(mongod::shared_replica_set().await.uri()).await;
@@ -57,9 +58,9 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
         guards.extend(join_all(some).await.into_iter().map(Result::unwrap));
     }
     commands.take();
-    sleep(TTL).await;
+    sleep(TTL / 2).await;
     let sent = commands.take();
-    eprintln!("{MANY} guards, in a ttl: {sent:?}");
+    eprintln!("{MANY} guards, in half a ttl: {sent:?}");
     // Two in each third of the ttl, and a few more if the server takes longer than a command may: not
     // one for each guard.
     assert!((1..=60).contains(&sent.len()), "{sent:?}");
@@ -70,7 +71,7 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
     in_time("it is noticed", broken.lost()).await;
     assert!(since.elapsed() < TTL * 2 / 3, "by the next renewal, not at its expiry");
     let others = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
-    assert!(timeout(TTL / 2, others).await.is_err(), "no other guard is lost");
+    assert!(timeout(TTL / 3, others).await.is_err(), "no other guard is lost");
     in_time("they are released", join_all(guards.into_iter().map(LockGuard::release))).await;
     drop(broken);
     eventually("no lock is left", async || count(&database).await == 0).await;
