@@ -223,14 +223,14 @@ impl Activity {
         *pages <= PAGES
     }
 
-    /// The lock is gone, or may be changing.
-    pub(super) fn gone(&self, aid: &Aid, key: &LockKey) {
+    /// The next request asks the store: the lock is gone, or may be changing.
+    pub(super) fn unlearn(&self, aid: &Aid, key: &LockKey) {
         if let Some(session) = self.sessions.lock().of.get_mut(aid) {
             session.known.retain(|known| known != key);
         }
     }
 
-    /// The renewal failed: the next request tries again.
+    /// Its renewal has failed, so the session is due again at once.
     pub(super) fn forget(&self, aid: &Aid) {
         self.sessions.lock().of.remove(aid);
     }

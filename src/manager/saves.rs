@@ -42,7 +42,7 @@ impl Saves {
         let (seen, held) = (Arc::downgrade(&self.seen), acquisition.clone());
         let forget = Forget(Arc::new(move || {
             if let Some(seen) = seen.upgrade() {
-                seen.activity.gone(&held.aid, &held.key);
+                seen.activity.unlearn(&held.aid, &held.key);
             }
         }));
         let deadline = self.verbs.deadline;
@@ -54,7 +54,7 @@ impl Saves {
     /// is unknown. The next re-entry therefore writes: unlike a read, it waits for the write under way, and then loads
     /// the latest document.
     fn writes_under(&self, held: &Acquisition) {
-        self.seen.activity.gone(&held.aid, &held.key);
+        self.seen.activity.unlearn(&held.aid, &held.key);
     }
 
     /// Writes the changes of the document under the lock, if the stored document still has the version `onto`.

@@ -306,8 +306,8 @@ pub(super) fn overloaded(verb: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Overloaded, message)
 }
 
-/// Runs `work`, and keeps `permit` until the end of `work`, but no longer than this: one command without an answer
-/// must not hold up others.
+/// Runs `work`, and keeps `permit` until `work` ends, or for `at_most`: one command without an answer must not hold up
+/// others.
 pub(super) async fn with_permit<P, F: Future>(
     permit: Option<P>,
     at_most: Duration,

@@ -52,7 +52,7 @@ impl Seen {
 
     /// This acquisition has ended, for whatever reason.
     pub(super) fn gone(&self, lock: &Acquisition) {
-        self.activity.gone(&lock.aid, &lock.key);
+        self.activity.unlearn(&lock.aid, &lock.key);
         self.watched.ended(lock);
         self.queues.machine.lock().ended(lock);
     }
@@ -68,7 +68,7 @@ impl Seen {
     pub(super) fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
         self.watched.saw_all_of(aid, &[], asked);
         for key in keys {
-            self.activity.gone(aid, key);
+            self.activity.unlearn(aid, key);
             self.queues.machine.lock().freed(key);
         }
     }
@@ -235,15 +235,13 @@ impl Watched {
         });
     }
 
-    /// This acquisition lives until then.
+    /// This acquisition lives until then, unless it has ended.
     pub(in crate::manager) fn renewed(&self, lock: &Acquisition, until: Instant) {
         if let Some(entry) = self.locks.lock().of.get(&lock.token) {
             entry.news.send_if_modified(|belief| {
-                let is_live = matches!(belief, Belief::Live { .. });
-                if is_live {
-                    *belief = Belief::Live { until, known: clock::now() };
-                }
-                is_live
+                let Belief::Live { until: end, known } = belief else { return false };
+                (*end, *known) = (until, clock::now());
+                true
             });
         }
     }

@@ -1,4 +1,6 @@
 //! The store on MongoDB: locks beside the documents they guard.
+//!
+//! Above each write stands its contract: the command, and then `returns:` with each answer that can come back → its meaning.
 
 use std::{
     collections::{BTreeMap, HashMap},

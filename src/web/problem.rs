@@ -24,8 +24,8 @@ use crate::{
 };
 
 /// When to ask again for a lock that another session holds. The lock may become free at any moment before
-/// it expires, so this is shorter than its lease.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// it expires, so this is shorter than its lease; and a waiter that asks again within 3 s keeps its place.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 
 /// An answer of the type `application/problem+json`.

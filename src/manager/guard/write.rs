@@ -48,8 +48,8 @@ impl LockGuard {
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`] or [`LockError::ChangedMeanwhile`]: nothing was written.
     /// [`LockError::OutcomeUnknown`]: the document may or may not be written. Load it before you call this method again:
-    /// a repetition may apply the change twice. Otherwise the errors of [`load`](Self::load), and those of
-    /// `HeldDoc::save` after which nothing was written.
+    /// a repetition may apply the change twice. With the other errors of [`load`](Self::load) and of `HeldDoc::save`,
+    /// nothing was written.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.

@@ -22,9 +22,9 @@ type Kind = (Vec<Name>, Name);
 /// reads the names in another form.
 const MOST: usize = 32;
 
-/// The loaded document, in which the members that have `grown` have the names that the type writes. An alias is a name
-/// that the type reads but does not write: its value moves, as it is stored, to the name that the type writes. `None`
-/// if there are no aliases.
+/// The loaded document, with the members in [`grown`](super::merge::Merge::grown) under the names that the type writes. An
+/// alias is a name that the type reads but does not write: its value moves, as it is stored, to the name that the type
+/// writes. `None` if there are no aliases.
 ///
 /// An alias belongs to a member of a type, so it is looked for in one document of each kind, and then renamed in all
 /// others. The document is read as a whole for each look, at most twice for each of `probes`. In the end the renamed
@@ -43,19 +43,19 @@ pub(super) fn without_aliases(
         let (new, document) = path.split_last()?;
         documents.entry(document).or_insert((written, Vec::new())).1.push(new);
     }
-    // The documents within others first, before their paths change.
-    let mut documents: Vec<_> = documents.into_iter().collect();
-    documents.sort_by_key(|(document, _)| (Reverse(document.len()), *document));
+    // Before the paths of the inner ones change.
+    let mut innermost_first: Vec<_> = documents.into_iter().collect();
+    innermost_first.sort_by_key(|(document, _)| (Reverse(document.len()), *document));
     let mut renamed = loaded.clone();
     let mut is_renamed = false;
-    for (document, (written, grown)) in documents {
+    for (document, (written, names)) in innermost_first {
         let stored = loaded.value_at(document)?.members()?;
         let unwritten = stored.iter().filter(|(name, _)| !written.contains_key(*name));
         let unwritten: Vec<_> = unwritten.take(MOST + 1).collect();
-        if unwritten.len().max(grown.len()) > MOST {
+        if unwritten.len().max(names.len()) > MOST {
             continue;
         }
-        let renames: Vec<Rename> = (grown.into_iter())
+        let renames: Vec<Rename> = (names.into_iter())
             .filter_map(|new| {
                 Some((search.alias(document, new, &unwritten, written)?, new.clone()))
             })

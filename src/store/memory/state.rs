@@ -16,7 +16,7 @@ use crate::{
     store::{
         Change, DEFAULT_TTL, Rules, StoredDocument,
         lock_rules::{Grant, Moment, Record},
-        memory::{changes::Changes, ends::Ends, takeovers::Takeovers},
+        memory::{changes::Changes, ends::Ends, news::Takeovers},
     },
     takeover::Takeover,
 };
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) rules: HashMap<String, Rules>,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
-    /// Expired grants that another session has taken over. The sweep reports their sessions.
+    /// Expired grants that another session has replaced. The sweep reports their sessions.
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, StoredDocument>,
@@ -173,7 +173,7 @@ impl State {
         of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
     }
 
-    /// The locks that the session has lost because they expired, on record or taken over since, and that no sweep has
+    /// The locks that the session has lost because they expired, on record or replaced since, and that no sweep has
     /// seen. They are taken: the caller announces them.
     pub(super) fn expired_of(
         &mut self,

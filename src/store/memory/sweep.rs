@@ -33,7 +33,7 @@ impl State {
             .filter(|(key, _)| collections.contains(&key.collection()))
             .flat_map(|(key, record)| record.grants.iter().map(move |grant| (key, grant)))
             .partition(|(_, grant)| grant.is_live(now));
-        let next = live.iter().map(|(_, grant)| grant.ts + grant.ttl - now).min();
+        let next = live.iter().map(|(_, grant)| grant.expires() - now).min();
         let awake: BTreeSet<Aid> = live.iter().map(|(_, grant)| grant.aid.clone()).collect();
         let mut expired_of: BTreeMap<Aid, Vec<(LockKey, Grant)>> = BTreeMap::new();
         for (key, grant) in expired_grants {

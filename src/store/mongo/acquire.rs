@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How often a claim is repeated because yet another expired lock is in its way.
-const TAKEOVERS: usize = 5;
+const REPLACEMENTS: usize = 5;
 
 /// The leases of expired grants of other sessions, which the claim would replace before a reaper could hear of them.
 type Former = Vec<(Aid, String)>;
@@ -55,7 +55,7 @@ impl Call<'_> {
             self.seen.there(id, None);
         }
         let mut traced = Vec::new();
-        for _ in 0..TAKEOVERS {
+        for _ in 0..REPLACEMENTS {
             self.until.in_time()?;
             match self.claim(key, claim, &traced).await? {
                 Ok(answer) => {

@@ -101,7 +101,7 @@ impl Call<'_> {
             let why = "the document has another `_id` than the locked one";
             return Err(failure(StoreErrorKind::Rejected, why));
         }
-        let latest = self.until.moment_or_longest();
+        let latest = self.until.latest();
         let _permit = self.store.save_permit(latest).await?;
         let save = Save { call: self, held, edit, latest };
         // Without changes, only renews the lock.

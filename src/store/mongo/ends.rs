@@ -29,7 +29,7 @@
 //!             from: { label, user? }, by: { label, user? }, reason } }
 //! ```
 //!
-//! A [trace](former) of an expired lock that another session has taken over:
+//! A [trace](former) of an expired lock that another session has replaced:
 //! ```text
 //! { _id:   "former/<lease>",
 //!   ts:    <Date: when the trace was left>,
@@ -145,7 +145,7 @@ struct Names {
     more: usize,
     /// The holder of one of these locks.
     holder: Option<Holder>,
-    /// The traces of those locks that another session has taken over.
+    /// The traces of those locks that another session has replaced.
     traces: Vec<Bson>,
     /// True if a list of readers may contain the session.
     may_read: bool,
@@ -247,9 +247,9 @@ impl Ends<'_> {
         let aids = slice::from_ref(aid);
         let all = Grants::Of(vec![aid.clone()]);
         let remove = self.remove(&all, held.may_read);
-        let (taken_over, ()) = try_join(self.taken_over(aids), remove).await?;
-        if !taken_over.is_empty() {
-            taken_over.into_iter().for_each(|(_, expired)| held.add(expired));
+        let (replaced, ()) = try_join(self.replaced(aids), remove).await?;
+        if !replaced.is_empty() {
+            replaced.into_iter().for_each(|(_, expired)| held.add(expired));
             self.write(by_aid(aid), &Write::Update(vec![name(&held)])).await?;
             self.looked_at(&held.traces).await?;
         }
@@ -274,9 +274,9 @@ impl Ends<'_> {
         Ok(names)
     }
 
-    /// The locks of these sessions that other sessions have taken over, and that no sweep has seen. Must be read after the
-    /// records: a lock that was taken over since then has a trace by now.
-    async fn taken_over(&self, aids: &[Aid]) -> Result<Vec<(Aid, Expired)>> {
+    /// The locks of these sessions that other sessions have replaced, and that no sweep has seen. Must be read after the
+    /// records: a lock that was replaced since then has a trace by now.
+    async fn replaced(&self, aids: &[Aid]) -> Result<Vec<(Aid, Expired)>> {
         let ended = &self.store.inner.ended;
         let stages = traces(ended.name(), self.collections, Some(aids), NAMES_AT_ONCE as i64);
         let found = self.store.inner.ended.aggregate(stages).max_time(self.until.read_limit());
@@ -395,14 +395,14 @@ fn names_of(end: &Record) -> Vec<LockKey> {
     documents(end, "locks").filter_map(key).collect()
 }
 
+/// Of a record as [`last_ends`](Ends::last_ends) reads it. `None` for a mere note of expired locks.
 fn last_end_in(record: &Record) -> Option<LastEnd> {
     let for_good = record.get_bool("for_good").unwrap_or(false);
-    let reason = record.get_str("reason").ok();
-    if reason.is_none() && !for_good {
-        return None;
-    }
+    let reason = match record.get_str("reason") {
+        Err(_) if !for_good => return None,
+        reason => EndReason::from_name(reason.unwrap_or_default()),
+    };
     let ago = record.get_i64("ago").ok().and_then(|ago| ago.try_into().ok()).unwrap_or(0);
-    let reason = EndReason::from_name(reason.unwrap_or_default());
     Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
 }
 

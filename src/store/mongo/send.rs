@@ -77,7 +77,7 @@ impl Deadline {
     }
 
     /// The moment of the deadline; for a caller without a deadline, the end of the longest wait from now on.
-    pub(super) fn moment_or_longest(self) -> Instant {
+    pub(super) fn latest(self) -> Instant {
         self.moment().unwrap_or_else(|| Instant::now() + LONGEST_WAIT)
     }
 

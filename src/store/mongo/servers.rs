@@ -85,8 +85,8 @@ impl Servers for MongoStore {
         noted.map(drop).doing(|| "noting that a freeze is obeyed")
     }
 
-    // findAndModify, an upsert, returns: the notes that count. With this one → written, perhaps by an earlier
-    // attempt whose reply was lost. Without → removed.
+    // findAndModify, an upsert, returns: the notes that count, with this one, or without it if `note` is `None`; also if
+    // an earlier attempt has done it, whose reply was lost.
     async fn note_server(
         &self,
         id: Uuid,

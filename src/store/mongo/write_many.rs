@@ -27,12 +27,12 @@ impl Call<'_> {
     /// A stuck record does not keep the others from being written.
     ///
     /// # Errors
-    /// If any record is left out. All others are written, unless the deadline has passed.
+    /// If any record is left out. All others are written, unless the write ends early.
     pub(super) async fn write_all(&self, filter: Document, by: &Write) -> Result<u64> {
         if self.admission.stuck().is_empty() {
-            let done = write(&self.primary, filter.clone(), by, self.until.write_limit()).await;
-            if !done.as_ref().is_err_and(exceeded_time_limit) {
-                return done;
+            match write(&self.primary, filter.clone(), by, self.until.write_limit()).await {
+                Err(e) if exceeded_time_limit(&e) => {}
+                done => return done,
             }
         }
         self.write_in_pages(filter, by).await

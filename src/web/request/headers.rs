@@ -185,7 +185,7 @@ fn tokens_in<'a>(all: impl Iterator<Item = &'a str>) -> Option<Vec<LockToken>> {
 }
 
 /// The versions among the entity tags of `If-Match`. A weak tag, and a tag that is not of this crate, names none. `None`
-/// if there is no such header.
+/// if there is no such header; `*` is no condition.
 fn versions_of(headers: &HeaderMap) -> Option<Result<Option<Vec<Version>>, ()>> {
     let mut all = headers.get_all(IF_MATCH).map(|it| it.to_str()).peekable();
     all.peek()?;

@@ -37,7 +37,7 @@ async fn a_frozen_document_is_refused_with_the_reason_and_a_holder_may_save_and_
         assert_eq!(problem["reason"], "New numbers until noon");
         assert!(problem["detail"].as_str().unwrap().contains("New numbers until noon"));
         assert!(problem["until"].as_str().unwrap().ends_with('Z'), "{problem}");
-        assert_eq!(refused.header("retry-after").unwrap(), "5");
+        assert_eq!(refused.header("retry-after").unwrap(), "2");
     }
     alice.post("/note/a").await.token();
     assert!(alice.put("/note/a", "under the freeze").await.status.is_success());

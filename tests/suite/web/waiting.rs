@@ -330,7 +330,7 @@ async fn a_session_with_too_many_waiters_is_refused_and_others_still_wait() {
         for note in ["a", "b"] {
             let refused = in_time(wait(&alice, note)).await;
             assert_eq!(refused.problem(503)["code"], "too_many_waiters");
-            assert_eq!(refused.header("retry-after"), Some("5"));
+            assert_eq!(refused.header("retry-after"), Some("2"));
             // A request that does not wait is told who holds the lock.
             alice.post(&format!("/locks/note/{note}")).await.problem(423);
         }

@@ -1,4 +1,4 @@
-//! The trace of an expired lock that another session has taken over. From this trace in `doclock.ended`
+//! The trace of an expired lock that another session has replaced. From this trace in `doclock.ended`
 //! a reaper learns that the former holder may be idle.
 //!
 //! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated

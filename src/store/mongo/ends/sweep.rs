@@ -187,7 +187,7 @@ impl Ends<'_> {
         doc! { "_id": { "$in": ids }, "by": self.by(), "step": "release" }
     }
 
-    /// The expired locks of these sessions, on record or taken over since; and whether there may be readers among them.
+    /// The expired locks of these sessions, on record or replaced since; and whether there may be readers among them.
     /// `None` if there are too many for one command.
     async fn expired_of(&self, aids: &[Aid]) -> Result<Option<(BTreeMap<Aid, Names>, bool)>> {
         let (mut all, mut shared) = (BTreeMap::<_, Names>::new(), false);
@@ -214,7 +214,7 @@ impl Ends<'_> {
                 }
             }
         }
-        for (aid, expired) in self.taken_over(aids).await? {
+        for (aid, expired) in self.replaced(aids).await? {
             all.entry(aid).or_default().add(expired);
         }
         Ok(Some((all, shared)))
