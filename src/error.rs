@@ -6,7 +6,7 @@ use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
-    takeover::TakenBy,
+    takeover::LossCause,
     version::Version,
 };
 
@@ -110,9 +110,9 @@ pub enum LockError {
         key: LockKey,
         /// The current holder, if one was seen.
         holder: Option<Box<Lock>>,
-        /// The person who broke the lock or took it over, if this server has heard of it within the last minute.
-        /// Otherwise the lock may also have expired, or the session has released it.
-        taken: Option<TakenBy>,
+        /// How the session has lost the lock, if that is known of the acquisition that the caller names. Never for a lock
+        /// that the session has released itself.
+        cause: Option<LossCause>,
     },
 
     /// The client sent the token of the live lock, but the request belongs to another session, or to none:
@@ -283,7 +283,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 impl LockError {
     pub(crate) fn lost(key: LockKey) -> Self {
-        Self::Lost { key, holder: None, taken: None }
+        Self::Lost { key, holder: None, cause: None }
     }
 
     /// True if the database was not reached, or did not say what became of the operation.

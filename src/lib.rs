@@ -42,7 +42,7 @@ pub use manager::{
 pub use store::MongoStore;
 #[doc(inline)]
 pub use store::{MemoryStore, Released, TryAcquire};
-pub use takeover::Takeover;
+pub use takeover::{LossCause, Takeover};
 pub use version::{InvalidVersion, Version};
 #[cfg(feature = "web")]
 #[doc(inline)]

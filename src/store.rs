@@ -479,6 +479,15 @@ pub trait Sessions: Locks {
         async { Ok(vec![None; aids.len()]) }
     }
 
+    /// True if this acquisition is known to have expired: it is still on record, or a [`sweep`](Self::sweep) has named it for
+    /// its session within the last day, or another session has replaced it. By default nothing is known.
+    ///
+    /// A lock that was released or broken has not expired. Of a lock that has reached its `max_hold`, the answer may be
+    /// either.
+    fn has_expired(&self, _held: &Acquisition, _until: Deadline) -> impl Verb<bool> {
+        async { Ok(false) }
+    }
+
     /// Removes expired locks, oldest first, of about `limit` sessions.
     ///
     /// A session without a live lock in these collections has become idle. The sweep puts that into the outbox,
@@ -651,6 +660,7 @@ erase! {
         ) -> Ended;
         fn end_page(page: &'a Aid) -> ();
         fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
+        fn has_expired(held: &'a Acquisition) -> bool;
         fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
         fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;
         fn put_news(takeover: &'a Takeover, lease: Duration) -> ();

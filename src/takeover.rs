@@ -37,6 +37,18 @@ pub struct TakenBy {
     pub reason: String,
 }
 
+/// How a session has lost a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The lock has expired, within the last day. Nobody has taken it from the session.
+    Expired,
+    /// Somebody has broken the lock or has taken it over, and this server has heard of it within the last minute.
+    Taken(TakenBy),
+    /// The session was ended, as by a logout.
+    SessionEnded,
+}
+
 /// A break or a takeover: somebody other than the holder has removed a lock, or has taken it over for another session.
 ///
 /// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).

@@ -1,6 +1,6 @@
 //! Saves documents under their locks.
 
-use std::{sync::Arc, time::Instant};
+use std::{slice, sync::Arc, time::Instant};
 
 use crate::{
     clock,
@@ -197,8 +197,9 @@ impl Saves {
             let saved = match saved {
                 Ok(Saved::Saved) => Ok(()),
                 Ok(Saved::Lost) => {
-                    let taken = self.events.taken_by(&held.key, held.token);
-                    Err(LockError::Lost { key, holder: None, taken })
+                    let tokens = slice::from_ref(&held.token);
+                    let cause = self.events.why_lost(&self.verbs, &key, &held.aid, tokens, until);
+                    Err(LockError::Lost { key, holder: None, cause: cause.await })
                 }
                 Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
                 Ok(Saved::ChangedMeanwhile(_)) if has_condition => {

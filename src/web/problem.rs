@@ -18,7 +18,7 @@ use crate::{
     key::{InvalidKey, LockKey},
     lock::Lock,
     manager::{LockManager, log_limit::LogLimit},
-    takeover::TakenBy,
+    takeover::{LossCause, TakenBy},
     text::{printable, short},
     web::format::{millis, rfc3339},
 };
@@ -164,13 +164,15 @@ impl From<&LockError> for Problem {
                 .with("until", rfc3339(freeze.until))
                 .retry_after(freeze.ends_in().min(ASK_AGAIN_AFTER)),
             LockError::PastFreeze => problem(StatusCode::BAD_REQUEST, "past_freeze"),
-            LockError::Lost { holder, taken, .. } => {
+            LockError::Lost { holder, cause, .. } => {
                 let lost = lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref());
-                match taken {
-                    Some(TakenBy { by, reason }) => lost
+                match cause {
+                    Some(LossCause::Taken(TakenBy { by, reason })) => lost
                         .with("cause", "broken")
                         .with("by", by.as_str())
                         .with("reason", reason.as_str()),
+                    Some(LossCause::Expired) => lost.with("cause", "expired"),
+                    Some(LossCause::SessionEnded) => lost.with("cause", "session_ended"),
                     None => lost,
                 }
             }

@@ -167,6 +167,9 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Sessions for Pau
     ) -> Result<Vec<Option<LastEnd>>, StoreError> {
         self.paused(self.store.last_ends(aids, until)).await
     }
+    async fn has_expired(&self, held: &Acquisition, until: Deadline) -> Result<bool, StoreError> {
+        self.paused(self.store.has_expired(held, until)).await
+    }
     async fn sweep(
         &self,
         names: &[&str],

@@ -18,13 +18,15 @@ use crate::{
     clock,
     event::LockEvent,
     key::LockKey,
-    lock::LockToken,
+    lock::{Aid, LockToken},
     manager::{
         Parts,
         pauses::jittered,
+        verbs::Verbs,
         watch::changes::{KEEP, Wakeup},
     },
-    store::{Change, TakenBy},
+    store::{Acquisition, Change, TakenBy},
+    takeover::LossCause,
 };
 
 mod known;
@@ -69,9 +71,30 @@ impl Events {
     }
 
     /// Who has taken this acquisition from its holder, if that is recent.
-    pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
+    pub(in crate::manager) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
         let of = (key.clone(), token);
         self.0.lock().taken.get(&of).map(|(taken, _)| taken.clone())
+    }
+
+    /// How a session has lost one of these acquisitions of a document, if that is known. A failure of the store is no
+    /// answer: the caller can do without.
+    pub(crate) async fn why_lost(
+        &self,
+        verbs: &Verbs,
+        key: &LockKey,
+        aid: &Aid,
+        tokens: &[LockToken],
+        until: Instant,
+    ) -> Option<LossCause> {
+        if let Some(taken) = tokens.iter().find_map(|token| self.taken_by(key, *token)) {
+            return Some(LossCause::Taken(taken));
+        }
+        // Of several tokens, it is not known which one belongs to this document.
+        let [token] = tokens else { return None };
+        let held = Acquisition::exclusive(key, aid, *token);
+        let asked = verbs
+            .run("has_expired", until, held, |store, held, until| store.has_expired(held, until));
+        matches!(asked.await, Ok(true)).then_some(LossCause::Expired)
     }
 
     pub(in crate::manager) fn tell(&self, event: LockEvent) {

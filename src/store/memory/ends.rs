@@ -1,17 +1,22 @@
 //! The sessions that have ended or become idle, and their announcements.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime},
+};
 
 use uuid::Uuid;
 
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded},
     key::LockKey,
-    lock::{Aid, Holder},
+    lock::{Aid, Holder, LockToken},
     random::{self, HashMap},
     store::{LastEnd, Settled},
 };
 
+/// How many expired locks are remembered.
+const MOST_EXPIRED: usize = 10_000;
 /// How long an ended session is remembered.
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -20,6 +25,8 @@ pub(super) struct Ends {
     of: HashMap<Aid, End>,
     /// The expired locks of sessions that still had live locks, and the end of the time for which they count.
     noted: HashMap<Aid, (Names, Duration)>,
+    /// The newest acquisitions that a sweep has found expired.
+    expired: VecDeque<LockToken>,
     /// The size at which old ends are searched for, so that the search costs nothing on average.
     sweep_at: usize,
 }
@@ -152,6 +159,15 @@ impl Ends {
                 self.of.insert(aid.clone(), end);
             }
         }
+    }
+
+    pub(super) fn found_expired(&mut self, tokens: impl Iterator<Item = LockToken>) {
+        self.expired.extend(tokens);
+        self.expired.drain(..self.expired.len().saturating_sub(MOST_EXPIRED));
+    }
+
+    pub(super) fn has_expired(&self, token: LockToken) -> bool {
+        self.expired.contains(&token)
     }
 
     pub(super) fn last(&self, aid: &Aid, now: Duration) -> Option<LastEnd> {

@@ -8,7 +8,8 @@ use crate::{
     ended::EndReason,
     lock::Aid,
     store::{
-        Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, StoreResult, Swept,
+        Acquisition, Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled,
+        StoreResult, Swept,
         memory::{MemoryStore, ends::Names},
     },
     takeover::Takeover,
@@ -45,6 +46,10 @@ impl Sessions for MemoryStore {
         let state = self.state.lock();
         let now = state.now();
         Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
+    }
+
+    async fn has_expired(&self, held: &Acquisition, _until: Deadline) -> StoreResult<bool> {
+        Ok(self.state.lock().has_expired(held))
     }
 
     async fn sweep(

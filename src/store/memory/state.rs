@@ -197,6 +197,18 @@ impl State {
         lost
     }
 
+    pub(super) fn has_expired(&self, held: &Acquisition) -> bool {
+        let is_it = |grant: &Grant| grant.is_acquisition(&held.aid, held.token);
+        let record = self.locks.get(&held.key);
+        match record.and_then(|record| record.grants.iter().find(|grant| is_it(grant))) {
+            Some(grant) => !grant.is_live(self.now()),
+            None => {
+                self.former.iter().any(|(_, grant)| is_it(grant))
+                    || self.ends.has_expired(held.token)
+            }
+        }
+    }
+
     /// The holder whose session this is, if the session has a lock.
     pub(super) fn holder_of(&self, collections: &[&str], aid: &Aid) -> Option<Holder> {
         let ours = self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));

@@ -60,12 +60,14 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, Holder, LockToken},
     store::{
-        Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
+        Acquisition, Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
             Call, MongoStore,
             codec::{self, aid_in, documents, is, millis},
             ends::{former::traces, overdue::Expired},
             error::{Result, is_duplicate_id},
+            ids::by_id,
+            read::Fetched,
             release::{Grants, Leased},
             send::{self, LIMIT, Write, refusals, rows, run},
         },
@@ -95,6 +97,9 @@ impl Sessions for MongoStore {
         last_ends(aids: &[Aid]) -> Vec<Option<LastEnd>>:
             self.ends(&[], Uuid::nil(), until).last_ends(aids),
             "asking how sessions have ended";
+        has_expired(held: &Acquisition) -> bool:
+            self.ends(&[], Uuid::nil(), until).has_expired(held),
+            "asking whether a lock has expired";
         sweep(collections: &[&str], worker: Uuid, limit: usize) -> Swept:
             self.ends(collections, worker, until).sweep(limit),
             "ending idle sessions";
@@ -235,6 +240,23 @@ impl Ends<'_> {
             .filter_map(|record| Some((record.get_str("_id").ok()?, last_end_in(record)?)))
             .collect();
         Ok(aids.iter().map(|aid| ends.get(aid.as_str()).copied()).collect())
+    }
+
+    async fn has_expired(&self, held: &Acquisition) -> Result<bool> {
+        let Acquisition { key, aid, token, .. } = held;
+        let at = self.call(key.collection())?;
+        let found = at.fetch(&at.primary, by_id(key.id()), 1).await?;
+        for Fetched { record, moment, .. } in found {
+            let grant = record.grants.iter().find(|grant| grant.is_acquisition(aid, *token));
+            if let Some(grant) = grant {
+                return Ok(!grant.is_live(moment.now));
+            }
+        }
+        let lease = |of: &str| doc! { "$regex": format!("^{of}{token}/") };
+        let named = doc! { "_id": { "$eq": aid.as_str() }, "leases": lease("") };
+        let either = doc! { "$or": [named, { "_id": lease("former/") }] };
+        let found = self.store.inner.ended.find_one(either).projection(doc! { "_id": 1 });
+        Ok(found.max_time(self.until.read_limit()).await?.is_some())
     }
 
     /// Stores the names of the locks of an ended session, then removes the locks. The names in `known` are already stored.

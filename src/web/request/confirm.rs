@@ -6,6 +6,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock},
+    takeover::LossCause,
     web::{
         problem::SERVED,
         request::{Ask, Got, Mine, RequestLocks},
@@ -51,12 +52,10 @@ impl RequestLocks {
         how: Ask<'_>,
         until: Instant,
     ) -> Result<Lock> {
-        let taken =
-            how.offered.iter().find_map(|token| self.manager.parts.events.taken_by(key, *token));
-        let lost = |holder| LockError::Lost { key: key.clone(), holder, taken: taken.clone() };
+        let lost = |holder, cause| LockError::Lost { key: key.clone(), holder, cause };
         let is_offered = |it: &Lock| it.token.is_some_and(|token| how.offered.contains(&token));
         if aid.is_none() && how.offered.is_empty() {
-            return Err(lost(None));
+            return Err(lost(None, None));
         }
         let parts = &self.manager.parts;
         match parts.reads.inspect(key, aid.as_ref(), until).await? {
@@ -76,13 +75,19 @@ impl RequestLocks {
                 Err(LockError::WrongSession { lock: Box::new(lock), asked: false })
             }
             other => {
-                let Some(aid) = aid else { return Err(lost(None)) };
+                let Some(aid) = aid else { return Err(lost(None, None)) };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(is_offered);
                 let lost = match parts.sessions.refuse_ended(&aid, None, until).await {
-                    Err(LockError::SessionEnded { ago }) if ago > self.news_for() => lost(None),
+                    Err(LockError::SessionEnded { ago }) if ago > self.news_for() => {
+                        lost(None, Some(LossCause::SessionEnded))
+                    }
                     Err(e) => return Err(e),
-                    Ok(()) => lost(other.map(Box::new)),
+                    Ok(()) => {
+                        let events = &parts.events;
+                        let cause = events.why_lost(&parts.verbs, key, &aid, how.offered, until);
+                        lost(other.map(Box::new), cause.await)
+                    }
                 };
                 if let Some(token) = how.offered.first().filter(|_| !is_there) {
                     parts.granting.missed_lock(key, *token, "request");

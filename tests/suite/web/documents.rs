@@ -121,7 +121,7 @@ async fn a_lock_that_is_lost_between_load_and_save_writes_nothing() {
 
 /// So that text whose lock has expired can be saved later, and a break is not undone.
 #[actix_web::test]
-async fn a_refused_save_says_who_has_broken_the_lock_and_nothing_of_a_lock_that_has_expired() {
+async fn a_refused_save_says_whether_the_lock_has_expired_or_who_has_broken_it() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, root) =
@@ -138,7 +138,12 @@ async fn a_refused_save_says_who_has_broken_the_lock_and_nothing_of_a_lock_that_
     let token = alice.post("/note/a").await.token();
     store.advance(Duration::from_secs(60));
     let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
-    assert_eq!(says(&lost), [(); 3].map(|()| Value::Null));
+    assert_eq!(says(&lost), [Value::from("expired"), Value::Null, Value::Null]);
+
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(alice.post_json("/locks/note/a/release", serde_json::json!({})).await.status, 204);
+    let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
+    assert_eq!(says(&lost), [(); 3].map(|()| Value::Null), "the session has released it");
 }
 
 #[actix_web::test]

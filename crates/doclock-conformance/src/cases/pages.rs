@@ -219,6 +219,35 @@ cases! {
     }
 
     #[needs(Sessions)]
+    async fn a_lock_that_has_expired_is_told_from_one_that_was_released_or_broken(
+        store,
+        idle,
+        busy,
+        other,
+    ) {
+        let expired = store.granted("a", idle).await;
+        let (kept, gone) = (store.granted("b", busy).await, store.granted("c", busy).await);
+        let (broken, former) = (store.granted("d", busy).await, store.granted("e", idle).await);
+        let has_expired =
+            async |lock: &Lock| store.has_expired(&acquisition(lock), NONE).await.unwrap();
+        assert!(!has_expired(&expired).await);
+        store.age_all(&["a", "c", "e"], TTL).await;
+        assert!(has_expired(&expired).await, "on record");
+        store.granted("e", other).await;
+        assert!(has_expired(&former).await, "replaced");
+        store.finds_idle(1).await;
+        for lock in [&expired, &gone, &former] {
+            assert!(has_expired(lock).await, "swept: {lock:?}");
+        }
+        let again = store.granted("a", idle).await;
+        assert!(has_expired(&expired).await && !has_expired(&again).await);
+        assert_eq!((store.breaks(&broken).await, store.releases(&kept).await), (Released::Released, Released::Released));
+        for lock in [&broken, &kept] {
+            assert!(!has_expired(lock).await, "taken or released: {lock:?}");
+        }
+    }
+
+    #[needs(Sessions)]
     async fn a_page_that_was_left_is_remembered_and_nobody_is_told(store, alice, bob) {
         let (left, open) = (alice.of_page(PageId::new()), alice.of_page(PageId::new()));
         store.granted("a", alice).await;
