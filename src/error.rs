@@ -6,7 +6,7 @@ use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
-    takeover::LossCause,
+    takeover::{LossCause, TakenBy},
     version::Version,
 };
 
@@ -102,8 +102,8 @@ pub enum LockError {
 
     /// This session does not hold the lock, or holds it no longer. Nothing was written. (409)
     #[error(
-        "this session does not hold the lock on {key}: it was not taken, or it expired, was \
-         released or was broken; open the document again"
+        "this session does not hold the lock on {key}: {}; open the document again",
+        how_lost(cause.as_ref())
     )]
     Lost {
         /// The document.
@@ -276,6 +276,20 @@ fn name_of(lock: &Lock) -> String {
 
 fn label_of(lock: &Lock) -> &str {
     lock.holder.as_ref().map_or("another program", |h| &h.label)
+}
+
+fn how_lost(cause: Option<&LossCause>) -> String {
+    match cause {
+        Some(LossCause::Expired) => "it has expired".to_owned(),
+        Some(LossCause::Taken(TakenBy { by, reason })) if reason.is_empty() => {
+            format!("{by} has broken it or taken it over")
+        }
+        Some(LossCause::Taken(TakenBy { by, reason })) => {
+            format!("{by} has broken it or taken it over ({reason})")
+        }
+        Some(LossCause::SessionEnded) => "the session was ended".to_owned(),
+        None => "it was not taken, or it expired, was released or was broken".to_owned(),
+    }
 }
 
 /// The source of a [`StoreError`].

@@ -132,6 +132,8 @@ async fn a_refused_save_says_whether_the_lock_has_expired_or_who_has_broken_it()
     let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
     let says = |lost: &Value| ["cause", "by", "reason"].map(|name| lost[name].clone());
     assert_eq!(says(&lost), ["broken", "root", "a mistake"]);
+    let why = "root has broken it or taken it over (a mistake); open the document again";
+    assert!(lost["detail"].as_str().unwrap().ends_with(why), "{lost}");
     // Without the token, nobody knows which lock was meant.
     assert_eq!(says(&alice.put("/note/a", "").await.problem(409)), [(); 3].map(|()| Value::Null));
 
