@@ -99,7 +99,9 @@ async fn a_break_before_the_grant_is_known() {
     // The news overtakes the answer.
     sleep(A_WHILE).await;
     faulty.proxy.let_go();
-    let first = in_time("it was granted", first).await.unwrap();
+    let mut first = Some(in_time("it was granted", first).await.unwrap());
+    // On a slow machine, it has asked again meanwhile.
+    first.take_if(|first| Some(first.token()) != granted.token);
     in_time("the next one is let in", second).await.unwrap().release().await.unwrap();
     drop(first);
 }
