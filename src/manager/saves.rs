@@ -199,7 +199,8 @@ impl Saves {
                 Ok(Saved::Lost) => {
                     let tokens = slice::from_ref(&held.token);
                     let cause = self.events.why_lost(&self.verbs, &key, &held.aid, tokens, until);
-                    Err(LockError::Lost { key, holder: None, cause: cause.await })
+                    let cause = cause.await;
+                    Err(LockError::Lost { key, holder: None, cause })
                 }
                 Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
                 Ok(Saved::ChangedMeanwhile(_)) if has_condition => {

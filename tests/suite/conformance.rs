@@ -107,7 +107,4 @@ macro_rules! on_mongo {
 
 on_mongo!(standalone, rig::fresh_database(&rig::mongod::shared_standalone().await.uri()).await);
 // By a client that declares the strict Stable API: it may send less than the clients of all other tests.
-on_mongo!(
-    replica_set,
-    rig::strict_database(rig::mongod::shared_replica_set().await.uri()).await
-);
+on_mongo!(replica_set, rig::strict_database(rig::mongod::shared_replica_set().await.uri()).await);

@@ -14,7 +14,7 @@ use crate::{
     lock::{Aid, Holder, Lock},
     server::ServerNote,
     store::{
-        Change, DEFAULT_TTL, Rules, StoredDocument,
+        Acquisition, Change, DEFAULT_TTL, Rules, StoredDocument,
         lock_rules::{Grant, Moment, Record},
         memory::{changes::Changes, ends::Ends, news::Takeovers},
     },
