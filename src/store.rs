@@ -479,11 +479,12 @@ pub trait Sessions: Locks {
         async { Ok(vec![None; aids.len()]) }
     }
 
-    /// True if this acquisition is known to have expired: it is still on record, or a [`sweep`](Self::sweep) has named it for
-    /// its session within the last day, or another session has replaced it. By default nothing is known.
+    /// True if this acquisition is known to have expired because its session was idle: it is still on record, or a
+    /// [`sweep`](Self::sweep) has found it and the store still remembers that, or another session has replaced it. By default
+    /// nothing is known.
     ///
-    /// A lock that was released or broken has not expired. Of a lock that has reached its `max_hold`, the answer may be
-    /// either.
+    /// A lock that was released or broken, that has ended with its session, or that has reached its `max_hold`, has not
+    /// expired. (One exception: a save that is committed after a sweep makes its lock live again, and the answer stays.)
     fn has_expired(&self, _held: &Acquisition, _until: Deadline) -> impl Verb<bool> {
         async { Ok(false) }
     }

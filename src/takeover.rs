@@ -41,7 +41,7 @@ pub struct TakenBy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// The lock has expired, within the last day. Nobody has taken it from the session.
+    /// The lock has expired, because the session was idle; nobody has taken it from the session. Remembered for up to a day.
     Expired,
     /// Somebody has broken the lock or has taken it over, and this server has heard of it within the last minute.
     Taken(TakenBy),

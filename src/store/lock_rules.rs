@@ -447,7 +447,12 @@ impl Grant {
     }
 
     pub(in crate::store) fn is_of_idle_session(&self, other: &Aid, now: Duration) -> bool {
-        !self.is_live(now) && self.aid != *other && !self.has_reached_max_hold()
+        self.aid != *other && self.is_idle(now)
+    }
+
+    /// True if the lock has expired because nobody has renewed it: not by a break, and not at its `max_hold`.
+    pub(in crate::store) fn is_idle(&self, now: Duration) -> bool {
+        !self.is_live(now) && !self.has_reached_max_hold()
     }
 
     /// Renews the lease, but not beyond the end of `max_hold`, and never back in time: a test may have turned the

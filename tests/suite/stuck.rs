@@ -68,7 +68,7 @@ async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document(
         let began = Instant::now();
         let lock = app.granted(&key(&format!("free-{n}")), &Aid::new()).await;
         // On a slow machine, the reply may be late: the repetition finds the lock gone.
-        let (Released::Released | Released::AlreadyGone) = app.locks.release(&lock).await.unwrap();
+        let _: Released = app.locks.release(&lock).await.unwrap();
         took.push(began.elapsed());
     }
     took.sort();

@@ -40,7 +40,7 @@ export function left(expiresAt) {
 const TOAST_MS = 6000;
 let toastEnds = Infinity;
 
-/** A note that the person has seen when they go on after some seconds. */
+/** A note. After six seconds, the next key or click removes it. */
 export function toast(...parts) {
   notice(...parts);
   toastEnds = performance.now() + TOAST_MS;

@@ -41,6 +41,8 @@ const AT_ONCE: usize = 200;
 const POLL: Duration = Duration::from_secs(1);
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
+/// How long a refusal waits for its cause.
+const SOON: Duration = Duration::from_millis(500);
 
 /// The subscribers, the collections that have a task, and the recent takeovers.
 #[derive(Debug, Default)]
@@ -71,13 +73,13 @@ impl Events {
     }
 
     /// Who has taken this acquisition from its holder, if that is recent.
-    pub(in crate::manager) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
+    pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
         let of = (key.clone(), token);
         self.0.lock().taken.get(&of).map(|(taken, _)| taken.clone())
     }
 
-    /// How a session has lost one of these acquisitions of a document, if that is known. A failure of the store is no
-    /// answer: the caller can do without.
+    /// How a session has lost one of these acquisitions of a document, if that is known. The caller can do without, so
+    /// it does not wait long.
     pub(crate) async fn why_lost(
         &self,
         verbs: &Verbs,
@@ -92,6 +94,7 @@ impl Events {
         // Of several tokens, it is not known which one belongs to this document.
         let [token] = tokens else { return None };
         let held = Acquisition::exclusive(key, aid, *token);
+        let until = until.min(clock::now() + SOON);
         let asked = verbs
             .run("has_expired", until, held, |store, held, until| store.has_expired(held, until));
         matches!(asked.await, Ok(true)).then_some(LossCause::Expired)

@@ -26,7 +26,7 @@ pub(super) struct Ends {
     /// The expired locks of sessions that still had live locks, and the end of the time for which they count.
     noted: HashMap<Aid, (Names, Duration)>,
     /// The newest acquisitions that a sweep has found expired.
-    expired: VecDeque<LockToken>,
+    expired: VecDeque<(LockKey, LockToken)>,
     /// The size at which old ends are searched for, so that the search costs nothing on average.
     sweep_at: usize,
 }
@@ -161,13 +161,13 @@ impl Ends {
         }
     }
 
-    pub(super) fn found_expired(&mut self, tokens: impl Iterator<Item = LockToken>) {
-        self.expired.extend(tokens);
+    pub(super) fn found_expired(&mut self, locks: impl Iterator<Item = (LockKey, LockToken)>) {
+        self.expired.extend(locks);
         self.expired.drain(..self.expired.len().saturating_sub(MOST_EXPIRED));
     }
 
-    pub(super) fn has_expired(&self, token: LockToken) -> bool {
-        self.expired.contains(&token)
+    pub(super) fn has_expired(&self, key: &LockKey, token: LockToken) -> bool {
+        self.expired.iter().any(|it| (&it.0, it.1) == (key, token))
     }
 
     pub(super) fn last(&self, aid: &Aid, now: Duration) -> Option<LastEnd> {

@@ -201,10 +201,10 @@ impl State {
         let is_it = |grant: &Grant| grant.is_acquisition(&held.aid, held.token);
         let record = self.locks.get(&held.key);
         match record.and_then(|record| record.grants.iter().find(|grant| is_it(grant))) {
-            Some(grant) => !grant.is_live(self.now()),
+            Some(grant) => grant.is_idle(self.now()),
             None => {
-                self.former.iter().any(|(_, grant)| is_it(grant))
-                    || self.ends.has_expired(held.token)
+                self.former.iter().any(|(key, grant)| *key == held.key && is_it(grant))
+                    || self.ends.has_expired(&held.key, held.token)
             }
         }
     }

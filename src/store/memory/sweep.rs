@@ -59,7 +59,9 @@ impl State {
             self.former.retain(|(_, former)| former.aid != aid);
             let idle: Vec<_> =
                 grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
-            self.ends.found_expired(idle.iter().filter_map(|(_, grant)| grant.token));
+            self.ends.found_expired(
+                idle.iter().filter_map(|(key, grant)| Some((key.clone(), grant.token?))),
+            );
             let Some(ttl) = idle.iter().map(|(_, grant)| grant.ttl).max() else { continue };
             let holder = idle.first().and_then(|(_, grant)| grant.holder.clone());
             let names = Names { locks: idle.into_iter().map(|(key, _)| key).collect(), holder };

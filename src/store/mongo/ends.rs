@@ -242,6 +242,7 @@ impl Ends<'_> {
         Ok(aids.iter().map(|aid| ends.get(aid.as_str()).copied()).collect())
     }
 
+    // find returns: a record → it has expired. None → released, broken, not seen by a sweep, or forgotten.
     async fn has_expired(&self, held: &Acquisition) -> Result<bool> {
         let Acquisition { key, aid, token, .. } = held;
         let at = self.call(key.collection())?;
@@ -249,12 +250,15 @@ impl Ends<'_> {
         for Fetched { record, moment, .. } in found {
             let grant = record.grants.iter().find(|grant| grant.is_acquisition(aid, *token));
             if let Some(grant) = grant {
-                return Ok(!grant.is_live(moment.now));
+                return Ok(grant.is_idle(moment.now));
             }
         }
         let lease = |of: &str| doc! { "$regex": format!("^{of}{token}/") };
-        let named = doc! { "_id": { "$eq": aid.as_str() }, "leases": lease("") };
-        let either = doc! { "$or": [named, { "_id": lease("former/") }] };
+        // The end of a session for good names live locks, too.
+        let named = doc! { "_id": { "$eq": aid.as_str() }, "silent": true, "leases": lease("") };
+        let mut replaced = doc! { "_id": lease("former/"), "aid": { "$eq": aid.as_str() } };
+        replaced.extend(doc! { "c": { "$eq": key.collection() }, "id": { "$eq": key.id() } });
+        let either = doc! { "$or": [named, replaced] };
         let found = self.store.inner.ended.find_one(either).projection(doc! { "_id": 1 });
         Ok(found.max_time(self.until.read_limit()).await?.is_some())
     }

@@ -75,24 +75,27 @@ impl RequestLocks {
                 Err(LockError::WrongSession { lock: Box::new(lock), asked: false })
             }
             other => {
-                let Some(aid) = aid else { return Err(lost(None, None)) };
+                let Some(aid) = aid else {
+                    let taken =
+                        how.offered.iter().find_map(|token| parts.events.taken_by(key, *token));
+                    return Err(lost(None, taken.map(LossCause::Taken)));
+                };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(is_offered);
-                let lost = match parts.sessions.refuse_ended(&aid, None, until).await {
-                    Err(LockError::SessionEnded { ago }) if ago > self.news_for() => {
-                        lost(None, Some(LossCause::SessionEnded))
-                    }
-                    Err(e) => return Err(e),
-                    Ok(()) => {
-                        let events = &parts.events;
-                        let cause = events.why_lost(&parts.verbs, key, &aid, how.offered, until);
-                        lost(other.map(Box::new), cause.await)
-                    }
-                };
                 if let Some(token) = how.offered.first().filter(|_| !is_there) {
                     parts.granting.missed_lock(key, *token, "request");
                 }
-                Err(lost)
+                match parts.sessions.refuse_ended(&aid, None, until).await {
+                    Err(LockError::SessionEnded { ago }) if ago > self.news_for() => {
+                        Err(lost(None, Some(LossCause::SessionEnded)))
+                    }
+                    Err(e) => Err(e),
+                    Ok(()) => {
+                        let events = &parts.events;
+                        let cause = events.why_lost(&parts.verbs, key, &aid, how.offered, until);
+                        Err(lost(other.map(Box::new), cause.await))
+                    }
+                }
             }
         }
     }

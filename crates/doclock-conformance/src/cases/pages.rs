@@ -241,7 +241,11 @@ cases! {
         }
         let again = store.granted("a", idle).await;
         assert!(has_expired(&expired).await && !has_expired(&again).await);
+        let live = store.granted("f", other).await;
+        store.logs_out(other).await;
+        assert!(!has_expired(&live).await, "ended with its session");
         assert_eq!((store.breaks(&broken).await, store.releases(&kept).await), (Released::Released, Released::Released));
+        store.sweeps().await;
         for lock in [&broken, &kept] {
             assert!(!has_expired(lock).await, "taken or released: {lock:?}");
         }

@@ -207,10 +207,12 @@ impl Ends<'_> {
             for Fetched { key, record, moment } in &found {
                 let expired = record.grants.iter().filter(|it| !it.is_live(moment.now));
                 for grant in expired.filter(|it| aids.contains(&it.aid)) {
-                    let names = all.entry(grant.aid.clone()).or_default();
-                    names.holder = names.holder.take().or_else(|| grant.holder.clone());
-                    names.locks.push(Held { key: key.clone(), lease: lease(grant) });
                     shared |= grant.mode == Mode::Shared;
+                    if grant.is_idle(moment.now) {
+                        let names = all.entry(grant.aid.clone()).or_default();
+                        names.holder = names.holder.take().or_else(|| grant.holder.clone());
+                        names.locks.push(Held { key: key.clone(), lease: lease(grant) });
+                    }
                 }
             }
         }
