@@ -254,7 +254,7 @@ impl Ends<'_> {
             }
         }
         let lease = |of: &str| doc! { "$regex": format!("^{of}{token}/") };
-        // The end of a session for good names live locks, too.
+        // A permanent end names live locks, too.
         let named = doc! { "_id": { "$eq": aid.as_str() }, "silent": true, "leases": lease("") };
         let mut replaced = doc! { "_id": lease("former/"), "aid": { "$eq": aid.as_str() } };
         replaced.extend(doc! { "c": { "$eq": key.collection() }, "id": { "$eq": key.id() } });

@@ -244,10 +244,14 @@ cases! {
         let live = store.granted("f", other).await;
         store.logs_out(other).await;
         assert!(!has_expired(&live).await, "ended with its session");
-        assert_eq!((store.breaks(&broken).await, store.releases(&kept).await), (Released::Released, Released::Released));
+        let left = store.granted("g", busy).await;
+        store.closes(&left, None, Duration::ZERO).await;
+        assert!(!has_expired(&left).await, "its page was closed, and the record is still there");
+        assert_eq!(store.breaks(&broken).await, Released::Released);
+        assert_eq!(store.releases(&kept).await, Released::Released);
         store.sweeps().await;
-        for lock in [&broken, &kept] {
-            assert!(!has_expired(lock).await, "taken or released: {lock:?}");
+        for lock in [&broken, &kept, &left] {
+            assert!(!has_expired(lock).await, "taken or given up: {lock:?}");
         }
     }
 
