@@ -501,7 +501,7 @@ pub trait Sessions: Locks {
     /// ttl: if the session becomes idle or ends within that time, they are among its locks.
     ///
     /// If another session has acquired an expired lock, the former holder is treated as if the lock
-    /// were still there. One idle session has one end, with all its locks, also if some of them are being taken over at
+    /// were still there. One idle session has one end, with all its locks, also if some of them are being replaced at
     /// that moment; no lock is in two ends.
     ///
     /// Also completes the work that another worker left half done, and makes the ends of that worker ready.

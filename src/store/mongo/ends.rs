@@ -157,7 +157,7 @@ struct Names {
 }
 
 impl Names {
-    /// Another session has taken this lock over. Its name is left out if an end has it already.
+    /// Another session has replaced this lock. Its name is left out if an end has it already.
     fn add(&mut self, expired: Expired) {
         let named = expired.named().filter(|it| expired.idle && !self.locks.contains(it));
         self.locks.extend(named);

@@ -2,7 +2,7 @@
 //! a reaper learns that the former holder may be idle.
 //!
 //! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated
-//! takeover does not create it a second time.
+//! replacement does not create it a second time.
 //!
 //! A sweep may find the expired lock at the same moment, and announce its session before the trace is
 //! written. Therefore an end keeps the `leases` that it named, and their traces are not announced again. Who names the
@@ -22,7 +22,7 @@ const LOOK: &str = "look";
 
 impl Call<'_> {
     // update, with an upsert for each trace → created; or found, and left as it is. This happens before the
-    // takeover: if the process dies in between, the reaper finds both the trace and the expired lock.
+    // replacement: if the process dies in between, the reaper finds both the trace and the expired lock.
     pub(in crate::store::mongo) async fn leave_to_reaper(
         &self,
         key: &LockKey,

@@ -50,7 +50,7 @@ pub(super) struct Expired {
     pub(super) shared: bool,
     /// False if the grant expired because of its `max_hold`.
     pub(super) idle: bool,
-    /// Another session has taken the lock over, and left this trace of the grant.
+    /// Another session has replaced the lock, and left this trace of the grant.
     pub(super) trace: Option<Bson>,
 }
 
