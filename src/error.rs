@@ -6,7 +6,7 @@ use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
-    takeover::{LossCause, TakenBy},
+    takeover::{LossCause, TakenBy, TakeoverKind},
     version::Version,
 };
 
@@ -110,8 +110,7 @@ pub enum LockError {
         key: LockKey,
         /// The current holder, if one was seen.
         holder: Option<Box<Lock>>,
-        /// How the session has lost the lock, if that is known of the acquisition that the caller names. Never for a lock
-        /// that the session has released itself.
+        /// How the session has lost the lock, if that is known of the acquisition that the caller names.
         cause: Option<LossCause>,
     },
 
@@ -281,13 +280,16 @@ fn label_of(lock: &Lock) -> &str {
 fn how_lost(cause: Option<&LossCause>) -> String {
     match cause {
         Some(LossCause::Expired) => "it has expired".to_owned(),
-        Some(LossCause::Taken(TakenBy { by, reason })) if reason.is_empty() => {
-            format!("{by} has broken it or taken it over")
-        }
-        Some(LossCause::Taken(TakenBy { by, reason })) => {
-            format!("{by} has broken it or taken it over ({reason})")
+        Some(LossCause::Taken(TakenBy { kind, by, reason })) => {
+            let how = match kind {
+                TakeoverKind::Broken => "has broken it",
+                TakeoverKind::TakenOver => "has taken it over",
+            };
+            let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+            format!("{by} {how}{why}")
         }
         Some(LossCause::SessionEnded) => "the session was ended".to_owned(),
+        Some(LossCause::Released) => "the session has released it".to_owned(),
         None => "it was not taken, or it expired, was released or was broken".to_owned(),
     }
 }

@@ -13,6 +13,7 @@ use crate::manager::{
 mod activity;
 mod background;
 mod builder;
+mod causes;
 mod claim;
 mod collections;
 mod counts;
@@ -127,6 +128,7 @@ pub(crate) struct Parts {
     pub(crate) stop_begins: CancellationToken,
     pub(crate) servers: Arc<fleet::Servers>,
     pub(crate) events: Arc<watch::events::Events>,
+    pub(crate) causes: Arc<causes::Causes>,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,

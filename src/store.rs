@@ -607,7 +607,7 @@ fn cannot(what: &str) -> StoreError {
 /// The return type of each verb of [`DynStore`].
 pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
-/// Declares the boxed twin of each verb, so that each trait spells out a verb only once.
+/// Declares [`DynStore`], with a boxed twin of each verb in the table below, which repeats the signatures.
 macro_rules! erase {
     ($($trait:ident { $(fn $verb:ident($($arg:ident: $type:ty),*) -> $answer:ty;)* })*) => {
         /// [`Store`], object safe. Implemented for every store.

@@ -26,11 +26,19 @@ impl TakeoverKind {
             Self::TakenOver => "taken_over",
         }
     }
+
+    /// The kind with this name; an unknown one is a break.
+    #[cfg(feature = "_mongo")]
+    pub(crate) fn named(name: Option<&str>) -> Self {
+        if name == Some("taken_over") { Self::TakenOver } else { Self::Broken }
+    }
 }
 
 /// Who breaks a lock or takes it over, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenBy {
+    /// Whether the lock was broken or taken over.
+    pub kind: TakeoverKind,
     /// By whom: a label to show.
     pub by: String,
     /// The reason, in the words of that person.
@@ -47,6 +55,8 @@ pub enum LossCause {
     Taken(TakenBy),
     /// The session was ended, as by a logout.
     SessionEnded,
+    /// A request of the session has released the lock on this server, and that is not long ago.
+    Released,
 }
 
 /// A break or a takeover: somebody other than the holder has removed a lock, or has taken it over for another session.

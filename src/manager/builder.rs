@@ -438,11 +438,12 @@ impl LockManagerBuilder {
             max_hold: self.settings.max_hold,
             max_locks: limits.locks_per_session,
         });
+        let causes = Arc::default();
         let saves = Saves {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
-            events: Arc::clone(&events),
+            causes: Arc::clone(&causes),
         };
         let served = Arc::default();
         let sessions = Arc::new(Sessions {
@@ -469,6 +470,7 @@ impl LockManagerBuilder {
             settings: self.settings,
             watches: Default::default(),
             events,
+            causes,
             unannounced: Default::default(),
             event_streams: Streams::new(limits),
             batches: Default::default(),

@@ -8,7 +8,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{
-        collections::Collections, observe, reads::unfit, verbs::Verbs, watch::events::Events,
+        causes::Causes, collections::Collections, observe, reads::unfit, verbs::Verbs,
         watched::Seen,
     },
     store::{Acquisition, Changes, Content, Draft, Edit, Original, Saved, StoredDocument},
@@ -26,7 +26,7 @@ pub(crate) struct Saves {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
-    pub(super) events: Arc<Events>,
+    pub(super) causes: Arc<Causes>,
 }
 
 impl Saves {
@@ -198,7 +198,7 @@ impl Saves {
                 Ok(Saved::Saved) => Ok(()),
                 Ok(Saved::Lost) => {
                     let tokens = slice::from_ref(&held.token);
-                    let cause = self.events.why_lost(&self.verbs, &key, &held.aid, tokens, until);
+                    let cause = self.causes.why_lost(&self.verbs, &key, &held.aid, tokens, until);
                     let cause = cause.await;
                     Err(LockError::Lost { key, holder: None, cause })
                 }

@@ -88,7 +88,7 @@ impl Parts {
     fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
         if is_taken {
             if let Some(token) = takeover.token {
-                self.events.was_taken(takeover.key.clone(), token, mark(takeover));
+                self.causes.was_taken(takeover.key.clone(), token, mark(takeover));
             }
             let label = self.collections.label(&takeover.key);
             self.seen.losses.count(label, takeover.token, takeover.kind.as_str(), "break");
@@ -215,7 +215,8 @@ fn takeover(lock: &Lock, kind: TakeoverKind, actor: &Actor, reason: &str) -> Tak
 
 /// The news for the watchers of the lock.
 fn mark(takeover: &Takeover) -> TakenBy {
-    TakenBy { by: takeover.by.label.clone(), reason: takeover.reason.clone() }
+    let Takeover { kind, by, reason, .. } = takeover;
+    TakenBy { kind: *kind, by: by.label.clone(), reason: reason.clone() }
 }
 
 fn audit(Takeover { key, kind, from, by, reason, .. }: &Takeover, called: Option<Description>) {

@@ -89,7 +89,7 @@ struct WatchedLocks {
     by_aid: HashMap<Aid, Vec<LockToken>>,
     /// The ttls whose guards have a task that renews them. One task for all ttls would not do: a collection that does not
     /// answer would delay the renewal of shorter leases elsewhere until they expire.
-    renewed: BTreeSet<Duration>,
+    with_task: BTreeSet<Duration>,
 }
 
 impl WatchedLocks {
@@ -168,7 +168,7 @@ impl Watched {
     pub(in crate::manager) fn guard_taken(&self, token: LockToken, ttl: Duration) -> (bool, bool) {
         let mut locks = self.locks.lock();
         let guarded = locks.of.get_mut(&token).map(|entry| entry.guarded.replace(ttl));
-        (guarded == Some(None), locks.renewed.insert(ttl))
+        (guarded == Some(None), locks.with_task.insert(ttl))
     }
 
     /// True if a guard had this lock until now.
@@ -190,7 +190,7 @@ impl Watched {
             of_collection.push(Active::all_of(&held.aid));
         }
         if due.is_empty() {
-            locks.renewed.remove(&ttl);
+            locks.with_task.remove(&ttl);
         }
         due
     }

@@ -169,9 +169,10 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     async fn written(&mut self, saved: Result<Original>, until: Instant) -> Result<()> {
         match saved {
             Ok(saved) => {
-                let now = Some(saved.version());
-                self.locks.shows(&self.mine.lock.key, now);
-                let onto = self.onto().and(now);
+                let now = saved.version();
+                self.locks.manager.parts.causes.was_saved(self.mine.held.token, now);
+                self.locks.shows(&self.mine.lock.key, Some(now));
+                let onto = self.onto().and(Some(now));
                 *self.onto.lock() = onto;
                 self.original = saved;
                 return Ok(());

@@ -16,10 +16,11 @@ use serde_json::{Map, Value, json};
 use crate::{
     error::{LockError, StoreErrorKind},
     key::{InvalidKey, LockKey},
-    lock::Lock,
+    lock::{Lock, LockToken},
     manager::{LockManager, log_limit::LogLimit},
     takeover::{LossCause, TakenBy},
     text::{printable, short},
+    version::Version,
     web::format::{millis, rfc3339},
 };
 
@@ -149,7 +150,7 @@ impl From<&LockError> for Problem {
         let busy = |code| problem(StatusCode::SERVICE_UNAVAILABLE, code);
         let locked = |code, state| problem(StatusCode::LOCKED, code).with("state", state);
         let lost = |status, code| problem(status, code).with("state", "lost");
-        match error {
+        let problem = match error {
             LockError::Held(lock) => locked("held", "held")
                 .lock(Some(lock))
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
@@ -167,12 +168,13 @@ impl From<&LockError> for Problem {
             LockError::Lost { holder, cause, .. } => {
                 let lost = lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref());
                 match cause {
-                    Some(LossCause::Taken(TakenBy { by, reason })) => lost
-                        .with("cause", "broken")
+                    Some(LossCause::Taken(TakenBy { kind, by, reason })) => lost
+                        .with("cause", kind.as_str())
                         .with("by", by.as_str())
                         .with("reason", reason.as_str()),
                     Some(LossCause::Expired) => lost.with("cause", "expired"),
                     Some(LossCause::SessionEnded) => lost.with("cause", "session_ended"),
+                    Some(LossCause::Released) => lost.with("cause", "released"),
                     None => lost,
                 }
             }
@@ -233,7 +235,25 @@ impl From<&LockError> for Problem {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal")
                     .detail("this is a fault of the application; its log says more")
             }
+        };
+        match saved_before(error) {
+            Some(saved) => {
+                let detail = format!("{}; a save of this page was stored before", problem.text());
+                problem.detail(detail).with("saved", saved.to_string())
+            }
+            None => problem,
         }
+    }
+}
+
+/// The version that was saved last under the lock that the refused request names, if this server remembers it: the request
+/// may be the second submit of a form.
+pub(super) fn saved_before(error: &LockError) -> Option<Version> {
+    match error {
+        LockError::Lost { .. } | LockError::StaleToken { .. } | LockError::StaleCopy { .. } => {
+            served(|it| it.manager.parts.causes.saved_under(&it.tokens))?
+        }
+        _ => None,
     }
 }
 
@@ -307,8 +327,20 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Option<LockKey>,
+    /// The tokens that it names.
+    pub(super) tokens: Vec<LockToken>,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
+}
+
+/// The current request asks for this document, and names these tokens.
+pub(super) fn asks_for(key: &LockKey, offered: &[LockToken]) {
+    served(|it| {
+        it.document = Some(key.clone());
+        if !offered.is_empty() {
+            it.tokens = offered.to_vec();
+        }
+    });
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.

@@ -9,7 +9,10 @@ use crate::{
     error::LockError,
     lock::Lock,
     version::Version,
-    web::{format::rfc3339, problem::Problem},
+    web::{
+        format::rfc3339,
+        problem::{Problem, saved_before},
+    },
 };
 
 /// What a page says of an error: who has the lock, since when, why, and what the person may do. Made by
@@ -32,6 +35,9 @@ pub struct Refused {
     pub may_take_over: bool,
     /// The version of the document now, if the page shows another one.
     pub version: Option<Version>,
+    /// The version that was saved last under the lock that the request names, if this server remembers it: the person may
+    /// have submitted a form twice.
+    pub saved: Option<Version>,
 }
 
 impl Refused {
@@ -59,6 +65,7 @@ impl Refused {
                 LockError::StaleCopy { version, .. } => Some(*version),
                 _ => None,
             },
+            saved: saved_before(error),
         }
     }
 }

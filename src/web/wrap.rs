@@ -62,6 +62,7 @@ where
             method: req.method().clone(),
             uri: req.uri().clone(),
             document: None,
+            tokens: Vec::new(),
             is_told: false,
         };
         let (call, is_client) = (self.service.call(req), self.whose.is_some());

@@ -6,7 +6,7 @@ use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
     MongoStore, StoreError, StoreErrorKind, TryAcquire,
-    store::{Acquisition, Released, Saved, StoredDocument as Encoded, TakenBy},
+    store::{Acquisition, Released, Saved, StoredDocument as Encoded, TakenBy, TakeoverKind},
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -136,7 +136,7 @@ pub(crate) async fn break_on(
 
 /// An administrator who breaks locks without a reason.
 pub(crate) fn by_root() -> TakenBy {
-    TakenBy { by: "root".to_owned(), reason: String::new() }
+    TakenBy { kind: TakeoverKind::Broken, by: "root".to_owned(), reason: String::new() }
 }
 
 /// The settings of a server that waits no longer than this for its database.

@@ -13,7 +13,7 @@ use actix_doclock::{
     Released, StoreErrorKind, TabId, TryAcquire,
     store::{
         Ability, Active, Claim, Deadline, Documents, Edit, HandedOver, Locks, NamedBy, PageId,
-        Renewed, Saved, Servers, Sessions, Settled, StoredDocument, TakenBy,
+        Renewed, Saved, Servers, Sessions, Settled, StoredDocument, TakenBy, TakeoverKind,
     },
 };
 

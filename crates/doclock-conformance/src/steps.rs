@@ -18,7 +18,7 @@ use actix_doclock::{
     Released, SessionEnded, StoreError, StoreErrorKind, TryAcquire,
     store::{
         Ability, Acquisition, Claim, Deadline, Documents, Edit, HandedOver, Locks, PageId, Removal,
-        Saved, Sessions, StoredDocument, Swept, TakenBy,
+        Saved, Sessions, StoredDocument, Swept, TakenBy, TakeoverKind,
     },
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn key(id: &str) -> LockKey {
 }
 
 pub(crate) fn taken() -> TakenBy {
-    TakenBy { by: "root".to_owned(), reason: "on holiday".to_owned() }
+    TakenBy { kind: TakeoverKind::Broken, by: "root".to_owned(), reason: "on holiday".to_owned() }
 }
 
 pub(crate) fn claim(aid: &Aid) -> Claim {

@@ -86,12 +86,13 @@ impl Parts {
         self.verbs.ask("overdue", args, |store, all, until| store.overdue(all, MOST, until)).await
     }
 
-    /// How many of these sessions have neither an end nor a lock, expired or not.
+    /// How many of these sessions, which were overdue so long ago, have had no end since and have no lock now, neither an
+    /// expired one (`still`) nor a live one (`came_back`).
     async fn missed_of(
         &self,
         collections: &[&'static str],
         aids: Vec<Aid>,
-        since: Duration,
+        ago: Duration,
     ) -> Result<u64> {
         // Another server may still be about to end some of them.
         let still: HashSet<Aid> = self.overdue(collections).await?.into_iter().collect();
@@ -104,7 +105,7 @@ impl Parts {
             let ends = ends.await?;
             let without = aids.into_iter().zip(ends).filter(|(_, end)| {
                 // An older end belongs to an earlier idle time.
-                end.is_none_or(|end| end.ago > since.saturating_add(BEFORE))
+                end.is_none_or(|end| end.ago > ago.saturating_add(BEFORE))
             });
             let without: Vec<_> =
                 without.map(|(aid, _)| aid).filter(|aid| !still.contains(aid)).collect();

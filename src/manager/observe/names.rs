@@ -13,9 +13,9 @@
 //!
 //! | metric | labels |
 //! |---|---|
-//! | [`ACQUIRE_SECONDS`] | `collection`, `mode` = exclusive, shared, `outcome` = granted, already_mine, held, frozen, error |
-//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, frozen, would_deadlock, too_many_waiters, shutting_down, error, dropped |
-//! | [`SAVE_SECONDS`] | `collection`, `outcome` = saved, lost, not_found, rejected, error |
+//! | [`ACQUIRE_SECONDS`] | `collection`, `mode` = exclusive, shared, `outcome` = granted, already_mine, held, lost, frozen, error |
+//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, lost, frozen, would_deadlock, too_many_waiters, shutting_down, error, dropped |
+//! | [`SAVE_SECONDS`] | `collection`, `outcome` = saved, lost, not_found, rejected, changed_meanwhile, error |
 //! | [`SWEEP_SECONDS`] | `outcome` = ok, error |
 //! | [`REFUSALS`] | `collection`, `mode` |
 //! | [`HAND_OVERS`] | `collection` |

@@ -74,8 +74,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const READERS_AT_ONCE: usize = 64;
 /// How many queues one event calls: while it lasts, all other requests wait.
 const QUEUES_AT_ONCE: usize = 64;
-/// How long the number of a waiter is kept. An HTTP request cannot wait for as long as a person does.
-const KEEP_NUMBER: Duration = Duration::from_secs(3);
+/// How long a waiter whose request has ended keeps its place: its next request gets the old number. An HTTP request cannot
+/// wait for as long as a person does; `client.js` and `web/problem.rs` ask again in time.
+const KEEP_PLACE: Duration = Duration::from_secs(3);
 /// How often the place of this server is renewed in the queue of the store, in a fair collection.
 const RENEW_PLACE: Duration = Duration::from_secs(1);
 
@@ -632,7 +633,8 @@ impl<H> Machine<H> {
         Ok(())
     }
 
-    /// Jobs have no limit but the total: each guard of a job has a session of its own.
+    /// Refuses one more waiter that counts if there are as many as allowed. A job has only the limit of the server: each
+    /// of its guards has a session of its own, so `aid` is not `owner`.
     fn has_room(&self, wanted: &Wanted, owner: &Aid) -> Result<()> {
         let Limits { waiters_per_session, waiters_per_person, waiters, .. } = self.limits;
         let is_counted = |number: &u64| self.waiters.get(number).is_some_and(|it| it.is_counted);
@@ -704,8 +706,8 @@ impl KeptNumbers {
                 self.of.remove(&whose);
             }
         }
-        self.expiring.push_back((now + KEEP_NUMBER, whose.clone()));
-        self.of.insert(whose, (number, ticket, now + KEEP_NUMBER));
+        self.expiring.push_back((now + KEEP_PLACE, whose.clone()));
+        self.of.insert(whose, (number, ticket, now + KEEP_PLACE));
     }
 
     fn take(&mut self, whose: (LockKey, Aid), now: Instant) -> Option<(u64, Option<Ticket>)> {

@@ -2,9 +2,9 @@
 //! what the subscribers know, as long as there are subscribers.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -15,18 +15,13 @@ use tokio::{
 };
 
 use crate::{
-    clock,
     event::LockEvent,
-    key::LockKey,
-    lock::{Aid, LockToken},
     manager::{
         Parts,
         pauses::jittered,
-        verbs::Verbs,
         watch::changes::{KEEP, Wakeup},
     },
-    store::{Acquisition, Change, TakenBy},
-    takeover::LossCause,
+    store::Change,
 };
 
 mod known;
@@ -39,12 +34,8 @@ const KEPT: usize = 1024;
 const AT_ONCE: usize = 200;
 /// How often the locks are listed if the store does not report changes.
 const POLL: Duration = Duration::from_secs(1);
-/// How long it is remembered who took a lock: long enough for this process to see the change.
-const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
-/// How long a refusal waits for its cause.
-const SOON: Duration = Duration::from_millis(500);
 
-/// The subscribers, the collections that have a task, and the recent takeovers.
+/// The subscribers, and the collections that have a task.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Mutex<Feed>);
 
@@ -53,53 +44,16 @@ struct Feed {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
     /// The collections that have a task.
     followed: BTreeSet<&'static str>,
-    /// Who took a lock, and when this process learned it.
-    taken: HashMap<(LockKey, LockToken), (TakenBy, Instant)>,
 }
 
 impl Default for Feed {
     fn default() -> Self {
         let sender = Some(broadcast::Sender::new(KEPT));
-        Self { sender, followed: BTreeSet::new(), taken: HashMap::new() }
+        Self { sender, followed: BTreeSet::new() }
     }
 }
 
 impl Events {
-    /// This acquisition was taken from its holder.
-    pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken: TakenBy) {
-        let taken_by = &mut self.0.lock().taken;
-        taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
-        taken_by.insert((key, token), (taken, clock::now()));
-    }
-
-    /// Who has taken this acquisition from its holder, if that is recent.
-    pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
-        let of = (key.clone(), token);
-        self.0.lock().taken.get(&of).map(|(taken, _)| taken.clone())
-    }
-
-    /// How a session has lost one of these acquisitions of a document, if that is known. The caller can do without, so
-    /// it does not wait long.
-    pub(crate) async fn why_lost(
-        &self,
-        verbs: &Verbs,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        until: Instant,
-    ) -> Option<LossCause> {
-        if let Some(taken) = tokens.iter().find_map(|token| self.taken_by(key, *token)) {
-            return Some(LossCause::Taken(taken));
-        }
-        // Of several tokens, it is not known which one belongs to this document.
-        let [token] = tokens else { return None };
-        let held = Acquisition::exclusive(key, aid, *token);
-        let until = until.min(clock::now() + SOON);
-        let asked = verbs
-            .run("has_expired", until, held, |store, held, until| store.has_expired(held, until));
-        matches!(asked.await, Ok(true)).then_some(LossCause::Expired)
-    }
-
     pub(in crate::manager) fn tell(&self, event: LockEvent) {
         if let Some(sender) = &self.0.lock().sender {
             // There may be no subscriber.
@@ -244,7 +198,7 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
             match change {
                 Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
                 Ok(Change::Broken(key, token, taken)) => {
-                    now.events.was_taken(key.clone(), token, taken);
+                    now.causes.was_taken(key.clone(), token, taken);
                     changed.insert(key);
                 }
                 Ok(Change::Saved(key, save)) => {

@@ -26,6 +26,8 @@ impl State {
         freezes.collect()
     }
 
+    /// Freezes the scope instead of an earlier freeze of it; `None` lifts the freeze. A freeze that would have ended
+    /// already changes nothing: its id is not among the freezes.
     pub(super) fn set_freeze(&mut self, scope: &Scope, freeze: Option<&NewFreeze>) {
         let Some(new) = freeze else {
             return self.freezes.retain(|(freeze, ..)| freeze.scope != *scope);
@@ -40,7 +42,8 @@ impl State {
             let mut freeze = Freeze::new(scope.clone(), new.reason.clone(), until, ends_in);
             (freeze.by, freeze.id) = (Some(new.by.clone()), Some(new.id));
             let end = self.now().saturating_add(ends_in);
-            self.freezes.push((freeze, end, BTreeSet::new()));
+            let obeyed_by = BTreeSet::new();
+            self.freezes.push((freeze, end, obeyed_by));
         }
     }
 

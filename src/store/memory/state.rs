@@ -127,14 +127,16 @@ impl State {
         })
     }
 
+    /// The live locks of these sessions, or of all, on at most `most` documents. All readers of a document are listed, so
+    /// there may be more locks.
     pub(super) fn locks_in(
         &mut self,
         collection: &str,
         aids: Option<&[Aid]>,
-        limit: usize,
+        most: usize,
     ) -> Vec<Lock> {
         let moment = self.moment();
-        let documents = self.live_in(collection, aids, moment.now).take(limit);
+        let documents = self.live_in(collection, aids, moment.now).take(most);
         let locks = documents.flat_map(|(key, grants)| {
             grants.into_iter().map(|grant| grant.to_lock(key, moment)).collect::<Vec<_>>()
         });

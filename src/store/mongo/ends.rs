@@ -13,7 +13,7 @@
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
 //!   more:   <how many locks it has not named>,
 //!   holder: { label, user },           // of one of these locks
-//!   leases: [ "<lease>" ],             // of the locks that an end or a note has named: they are not named again
+//!   leases: [ "<token>/<ms of its last renewal>" ],   // of the locks that an end or a note has named: not named again
 //!   noted:  <Date: until when the names count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
 //!   told:   true }                     // already announced; its locks are being released once more

@@ -150,14 +150,15 @@ impl Call<'_> {
         Ok(locks)
     }
 
-    /// The records as they are, with the server's time. The server computes nothing: any expression would cost it more
-    /// than the whole read.
+    /// The whole records, each with the server's time. The server computes nothing of the fields, not even whether a lock is
+    /// live: that would cost it more than the whole read.
     pub(super) async fn fetch(
         &self,
         from: &Collection<Document>,
         filter: Document,
         limit: usize,
     ) -> Result<Vec<Fetched>> {
+        // `usize::MAX` becomes 0, which is no limit.
         let limit = i64::try_from(limit).unwrap_or(0);
         let (asked, is_text) = (Instant::now(), has_text_ids(&filter));
         let mut found = from.find(filter).projection(all_fields()).limit(limit);
@@ -227,7 +228,8 @@ impl Call<'_> {
         found.await
     }
 
-    /// These records, as the primary has them.
+    /// These records, as the primary has them, with its time, which also dates new locks. Several callers share the read, so
+    /// it has no caller's deadline.
     pub(super) async fn records(&self, ids: &[&LockId]) -> Result<HashMap<LockId, Stored>> {
         let filter = match ids {
             [] => return Ok(HashMap::new()),

@@ -206,6 +206,7 @@ impl Call<'_> {
         Ok(Released::Released)
     }
 
+    /// The rule [`Record::expire_in`] as a step, whose answer is durable.
     pub(super) async fn expire_in(
         &self,
         held: &Acquisition,

@@ -267,7 +267,8 @@ impl Call<'_> {
         self.store.inner.clock.recent()
     }
 
-    /// Makes this record, unless there is one.
+    /// Makes this record. False if there is one already. The command is shared with other claims, unless another write of
+    /// this record is under way.
     ///
     /// The date of the lock is not of this command, but of an earlier reply: it may be up to [`RECENT`] too old, and so
     /// the lease ends that much too early. That is safe, because the holder counts its lease from before the request
@@ -276,6 +277,7 @@ impl Call<'_> {
         let inserted = if self.admission.is_used(&job.id) {
             self.insert_alone(&job).await
         } else {
+            // Releases are sent first.
             let send_by = self.until.claim_by(self.groups.releases.wait())?;
             let inserted = self.groups.inserts.submit(job, send_by, async |jobs| match &jobs[..] {
                 [job] => vec![self.insert_alone(job).await],
@@ -287,6 +289,7 @@ impl Call<'_> {
             inserted.await
         };
         if inserted.is_err() {
+            // Another primary may have another clock.
             self.store.inner.clock.forget();
         }
         inserted

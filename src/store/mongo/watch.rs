@@ -17,7 +17,7 @@ use crate::{
     key::LockKey,
     lock::LockToken,
     store::{
-        Change, TakenBy, Watch, Written,
+        Change, TakenBy, TakeoverKind, Watch, Written,
         mongo::{
             Call, DRIVERS_POOL, MongoStore, Prepared,
             codec::{self, is},
@@ -198,13 +198,15 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
 /// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
 /// document, a change stream would report only its changed fields.
 pub(super) fn taken_text(token: LockToken, by: &TakenBy) -> String {
-    json!({ "token": token, "by": by.by, "reason": by.reason }).to_string()
+    json!({ "token": token, "how": by.kind.as_str(), "by": by.by, "reason": by.reason }).to_string()
 }
 
 pub(super) fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
     let taken: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| taken.get(name)?.as_str();
-    let by = TakenBy { by: text("by")?.to_owned(), reason: text("reason")?.to_owned() };
+    let (by, reason) = (text("by")?.to_owned(), text("reason")?.to_owned());
+    // An earlier version does not say how.
+    let by = TakenBy { kind: TakeoverKind::named(text("how")), by, reason };
     Some((text("token")?.parse().ok()?, by))
 }
 

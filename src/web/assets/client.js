@@ -186,7 +186,7 @@ const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || sta
 
 // Why a lock is lost by this answer, if the answer says so.
 const reasonIn = ({ status, body }) =>
-  body.code === 'person_changed' ? body.code : status === 401 ? 'session_ended' : undefined;
+  body.code === 'person_changed' ? body.code : status === 401 ? 'session_ended' : body.cause === 'taken_over' ? 'broken' : body.cause;
 
 const PERSON_CHANGED = {
   status: 409, code: 'person_changed', title: 'Conflict',
@@ -1025,7 +1025,7 @@ class PageLock {
     } else if ([409, 412, 423].includes(response.status)) {
       const body = await response.clone().json().catch(() => ({}));
       if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
-      else if (body.state === 'lost') this.#lose(reasonIn({ body }));
+      else if (body.state === 'lost') this.#lose(reasonIn({ body }), body);
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
@@ -1057,12 +1057,12 @@ class PageLock {
     this.token = this.#until = this.since = this.expiresAt = this.#end = this.ending = this.current = null;
   }
 
-  #lose(kind) {
+  #lose(kind, { by = null, reason = null } = {}) {
     if (kind === 'person_changed') this.#disown();
     if (!this.token) return;
     kind ??= this.#isInTime() ? 'unknown' : 'expired';
     this.#finish('unknown');
-    this.lost = { kind, by: null, reason: null, at: new Date() };
+    this.lost = { kind, by, reason, at: new Date() };
     this.#explain();
     this.#tell('lost', this.lost);
     this.#changed();

@@ -8,7 +8,7 @@ use crate::{
     lock::{Aid, Lock},
     takeover::LossCause,
     web::{
-        problem::SERVED,
+        problem::asks_for,
         request::{Ask, Got, Mine, RequestLocks},
     },
 };
@@ -22,7 +22,7 @@ impl RequestLocks {
         how: Ask<'_>,
         until: Instant,
     ) -> Result<Mine> {
-        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
+        asks_for(key, how.offered);
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
@@ -77,7 +77,7 @@ impl RequestLocks {
             other => {
                 let Some(aid) = aid else {
                     let taken =
-                        how.offered.iter().find_map(|token| parts.events.taken_by(key, *token));
+                        how.offered.iter().find_map(|token| parts.causes.taken_by(key, *token));
                     return Err(lost(None, taken.map(LossCause::Taken)));
                 };
                 // A shared lock does not cover what the client wants, but it is there.
@@ -91,8 +91,8 @@ impl RequestLocks {
                     }
                     Err(e) => Err(e),
                     Ok(()) => {
-                        let events = &parts.events;
-                        let cause = events.why_lost(&parts.verbs, key, &aid, how.offered, until);
+                        let causes = &parts.causes;
+                        let cause = causes.why_lost(&parts.verbs, key, &aid, how.offered, until);
                         Err(lost(other.map(Box::new), cause.await))
                     }
                 }

@@ -21,6 +21,9 @@ impl RequestLocks {
             grant.forget();
         }
         self.forget(mine.held.token);
+        if released == Released::Released {
+            self.manager.parts.causes.was_released(mine.held.token);
+        }
         Ok(released)
     }
 

@@ -706,6 +706,36 @@ async fn a_stream_without_changes_stays_open() {
     .await;
 }
 
+/// Without the news, as after a break that the stream has not told yet.
+#[actix_web::test]
+async fn a_refused_save_tells_its_page_how_the_lock_was_lost() {
+    embedded(&[], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const all = []; \
+             for (const cause of ['taken_over', 'broken', 'expired', 'released', undefined]) { \
+                 const lock = DocLock.open(url(0)); \
+                 await until(() => lock.token); \
+                 const why = cause === 'taken_over' || cause === 'broken' ? { by: 'bob', reason: 'gone home' } : {}; \
+                 const body = JSON.stringify({ code: 'lost', state: 'lost', cause, ...why }); \
+                 answer = async (request, real) => request.url === '/save' ? new Response(body, { status: 409 }) : real(); \
+                 await lock.fetch('/save', { method: 'PUT' }); \
+                 const { kind, by, reason } = lock.lost; \
+                 all.push([kind, by, reason]); \
+                 await lock.close(); \
+             } \
+             return all",
+        )
+        .await;
+        let broken = json!(["broken", "bob", "gone home"]);
+        let other = |kind: &str| json!([kind, null, null]);
+        let all = [broken.clone(), broken, other("expired"), other("released"), other("unknown")];
+        assert_eq!(told, Value::from(all.to_vec()));
+    })
+    .await;
+}
+
 #[actix_web::test]
 async fn a_page_without_a_network_gives_its_lock_up_when_it_expires_and_says_so() {
     embedded(&["--ttl-secs", "4"], async |stage| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, EndReason, Holder, LockToken, Mode, MongoStore, TryAcquire,
-    store::{Acquisition, Claim, Rules, TakenBy, Waiters},
+    store::{Acquisition, Claim, Rules, TakenBy, TakeoverKind, Waiters},
 };
 use doclock_conformance::Shorthand;
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
@@ -180,7 +180,8 @@ impl Server {
 
     async fn can_be_had(&self, bob: &Aid) {
         let (store, a) = (&self.store, key("a"));
-        let taken = TakenBy { by: "root".to_owned(), reason: String::new() };
+        let taken =
+            TakenBy { kind: TakeoverKind::Broken, by: "root".to_owned(), reason: String::new() };
         for _ in 0..20 {
             match store
                 .try_acquire(&a, &claim(bob, Mode::Exclusive), Deadline::NONE)

@@ -11,7 +11,8 @@ use actix_doclock::{
     Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, Released, TabId,
     TryAcquire,
     store::{
-        Acquisition, Claim, Place, Saved, Store, StoredDocument, TakenBy, Ticket, Turn, Waiters,
+        Acquisition, Claim, Place, Saved, Store, StoredDocument, TakenBy, TakeoverKind, Ticket,
+        Turn, Waiters,
     },
 };
 use doclock_conformance::Shorthand;
@@ -124,7 +125,11 @@ impl<'a, S: Subject> Run<'a, S> {
             }
             Op::Break(n) => {
                 let Some(seen) = store.inspect(&document(*n), None).await.unwrap() else { return };
-                let by = TakenBy { by: "root".to_owned(), reason: "$$ROOT".to_owned() };
+                let by = TakenBy {
+                    kind: TakeoverKind::Broken,
+                    by: "root".to_owned(),
+                    reason: "$$ROOT".to_owned(),
+                };
                 let broken = store.break_lock(&seen, &by).await.unwrap() == Released::Released;
                 let seen = (self.who(&seen.aid), self.token(&seen).expect("its own"));
                 assert_eq!(broken, self.reference.break_seen(*n, seen), "broken");
@@ -203,7 +208,11 @@ impl<'a, S: Subject> Run<'a, S> {
                 });
                 let (to, mut claim) = self.claims[to].clone();
                 // In a fair collection, the lock is taken over, not handed over.
-                let by = TakenBy { by: "root".to_owned(), reason: String::new() };
+                let by = TakenBy {
+                    kind: TakeoverKind::Broken,
+                    by: "root".to_owned(),
+                    reason: String::new(),
+                };
                 claim.taken = self.kind.fair.then_some(by);
                 let lock = store
                     .hand_over(&Acquisition::exclusive(&key, aid, token), &claim, Deadline::NONE)

@@ -119,3 +119,54 @@ async fn a_template_learns_who_has_the_lock_and_what_its_person_may_do() {
     assert_eq!(alice.post("/hold/a").await.problem(409)["code"], "lost");
     assert_eq!(text_of(&store, "a"), "old");
 }
+
+/// A form names the lock and the version of what it shows.
+#[actix_web::test]
+async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let version = |answer: &Answer| answer.header("etag").unwrap().replace('"', "");
+    let open = async |how: &str| {
+        let opened = alice.post("/note/a").await;
+        let token = opened.token();
+        let token = &token[10..token.len() - 1];
+        format!("/note/a{how}?lock_token={token}&version={}", version(&opened))
+    };
+    let says = |refused: Value| {
+        ["code", "cause", "saved", "version"].map(|name| refused[name].as_str().map(str::to_owned))
+    };
+    let (stale_copy, lost) = (Some("stale_copy".to_owned()), Some("lost".to_owned()));
+
+    // The page keeps its lock.
+    let form = open("").await;
+    let saved = Some(version(&alice.put(&form, "typed").await));
+    for typed in ["typed", "typed later"] {
+        let again = says(alice.put(&form, typed).await.problem(412));
+        assert_eq!(again, [stale_copy.clone(), None, saved.clone(), saved.clone()]);
+    }
+    let again = alice.put(&form, "typed").await.problem(412);
+    let detail = again["detail"].as_str().unwrap();
+    assert!(detail.ends_with("a save of this page was stored before"), "{detail}");
+    // Somebody else has written since.
+    store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "foreign".to_owned() }).unwrap();
+    let now = Some(version(&alice.get("/note/a/view").await));
+    let again = says(alice.put(&form, "typed").await.problem(412));
+    assert_eq!(again, [stale_copy, None, saved, now]);
+
+    // The page releases its lock.
+    let form = open("/done").await;
+    let saved = Some(version(&alice.put(&form, "done").await));
+    let released = Some("released".to_owned());
+    let again = says(alice.put(&form, "done").await.problem(409));
+    assert_eq!(again, [lost.clone(), released, saved.clone(), None]);
+    // The session has a new lock meanwhile, under which it has saved nothing.
+    let later = open("/done").await;
+    let again = says(alice.put(&form, "done").await.problem(412));
+    assert_eq!(again, [Some("stale_token".to_owned()), None, saved, None]);
+    let other = later.replace("version=", "version=00000000000000000000000000000000&x=");
+    assert_eq!(says(alice.put(&other, "x").await.problem(412))[2], None);
+    assert_eq!(says(bob.put("/note/a", "x").await.problem(409))[..3], [lost, None, None]);
+    assert_eq!(text_of(&store, "a"), "done");
+}

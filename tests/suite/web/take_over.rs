@@ -159,11 +159,13 @@ async fn a_takeover_is_told_to_the_application_and_a_move_to_another_tab_is_not(
     };
     alice.send(in_tab("11111111-1111-4111-8111-111111111111")).await.token();
     let moves = in_tab("22222222-2222-4222-8222-222222222222").set_json(take_over());
-    alice.send(moves).await.token();
+    let token = alice.send(moves).await.token();
     bob.post_json("/locks/note/a", take_over()).await.token();
     eventually("it is told", async || !heard.lock().unwrap().is_empty()).await;
     let told = heard.lock().unwrap().clone();
     assert_eq!(told.len(), 1);
     assert_eq!((told[0].kind, &*told[0].by.label), (TakeoverKind::TakenOver, "bob"));
     assert_eq!(told[0].from.as_ref().unwrap().user.as_deref(), Some("alice"));
+    let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
+    assert_eq!((&lost["cause"], &lost["by"]), (&"taken_over".into(), &"bob".into()));
 }

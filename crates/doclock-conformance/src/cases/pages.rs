@@ -300,7 +300,7 @@ cases! {
         // A report of a takeover names the session that takes over, at a second takeover too.
         let mut from = store.granted("taken", alice).await;
         for reason in ["$first", "second \"$$ROOT\""] {
-            let by = TakenBy { by: "Bob".to_owned(), reason: reason.to_owned() };
+            let by = TakenBy { kind: TakeoverKind::TakenOver, by: "Bob".to_owned(), reason: reason.to_owned() };
             let to = Claim { taken: Some(by.clone()), ..claim(&Aid::new()) };
             let lock = store.hands_over(&from, &to).await.lock().expect("taken over");
             let broken = Change::Broken(key("taken"), from.token.unwrap(), by);
@@ -308,7 +308,7 @@ cases! {
             from = lock;
         }
         let seen = store.holders("taken").await.remove(0);
-        let away = TakenBy { by: "$$NOW".to_owned(), reason: "broken".to_owned() };
+        let away = TakenBy { kind: TakeoverKind::Broken, by: "$$NOW".to_owned(), reason: "broken".to_owned() };
         assert_eq!(store.break_lock(&seen, &away).await.unwrap(), Released::Released);
         tells("broken", Change::Broken(key("taken"), from.token.unwrap(), away)).await;
         tells("and gone", Change::Freed(key("taken"))).await;

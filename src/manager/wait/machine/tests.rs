@@ -199,7 +199,7 @@ fn late_news_of_a_release_does_not_call_the_next_waiter_at_once() {
 
 #[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
-    // The store may take its time to refuse the first waiter.
+    // A lone waiter does not count yet. The second one makes both count, before the store refuses the first.
     let mut machine = limited(usize::MAX, 2);
     let a = key("a");
     let first = machine.joins(&a, &Aid::new());
@@ -207,6 +207,7 @@ fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
     let third = machine.joins_as(&a, &Aid::new(), Mode::Exclusive);
     assert!(matches!(third, Err(LockError::TooManyWaiters { limit: 2, per_session: false, .. })));
     machine.refused(first, &exclusive(&a)).expect("its own room");
+    // A waiter that goes makes room.
     machine.goes(first);
     machine.joins(&a, &Aid::new());
 }

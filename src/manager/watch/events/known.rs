@@ -149,7 +149,7 @@ fn is_same(old: &Lock, new: &Lock) -> bool {
 }
 
 async fn why_gone(parts: &Parts, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = lock.token.and_then(|token| parts.events.taken_by(&lock.key, token)) {
+    if let Some(taken) = lock.token.and_then(|token| parts.causes.taken_by(&lock.key, token)) {
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.

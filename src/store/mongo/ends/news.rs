@@ -222,10 +222,7 @@ fn to_takeover(record: &Record) -> Option<Takeover> {
     Some(Takeover {
         event,
         key: LockKey::new(content.get_str("c").ok()?, id).ok()?,
-        kind: match content.get_str("how").ok()? {
-            "taken_over" => TakeoverKind::TakenOver,
-            _ => TakeoverKind::Broken,
-        },
+        kind: TakeoverKind::named(content.get_str("how").ok()),
         from: holder_in(content, "from"),
         aid: Aid::from(content.get_str("aid").ok()?.to_owned()),
         token: content.get_str("token").ok().and_then(|token| token.parse().ok()),
