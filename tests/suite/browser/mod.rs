@@ -2,6 +2,7 @@
 
 mod admin;
 mod editing;
+mod forms;
 mod keyboard;
 mod leaving;
 mod looks;
