@@ -1,14 +1,14 @@
 //! Why a session does not have a lock any more, as far as this server knows.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
+    hash::Hash,
+    mem,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
-#[cfg(feature = "web")]
-use crate::version::Version;
 use crate::{
     clock,
     key::LockKey,
@@ -16,70 +16,92 @@ use crate::{
     manager::verbs::Verbs,
     store::{Acquisition, TakenBy},
     takeover::LossCause,
+    version::Version,
 };
 
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
-/// Of how many takeovers that is remembered.
-const MOST_TAKEN: usize = 10_000;
-/// Of how many acquisitions it is remembered what their session did with them: for the second submit of a form.
-const MOST_OWN: usize = 4096;
+/// Of how many acquisitions something is remembered, at least.
+const REMEMBERED: usize = 4096;
 /// How long a refusal waits for its cause.
 const SOON: Duration = Duration::from_millis(500);
 
 /// What this server remembers of acquisitions that are gone, or may be.
 #[derive(Debug, Default)]
-pub(crate) struct Causes(Mutex<Notes>);
-
-#[derive(Debug, Default)]
-struct Notes {
+pub(crate) struct Causes {
     /// Who took a lock, and when this process learned it.
-    taken: HashMap<(LockKey, LockToken), (TakenBy, Instant)>,
-    /// What sessions have done under their own locks, the latest last.
-    own: VecDeque<Own>,
+    taken: Mutex<Latest<(LockKey, LockToken), (TakenBy, Instant)>>,
+    /// What sessions have done under their own locks.
+    own: Mutex<Latest<LockToken, Own>>,
 }
 
 #[derive(Debug)]
 struct Own {
-    token: LockToken,
+    key: LockKey,
+    aid: Aid,
     is_released: bool,
-    /// The version of the document that was saved last.
-    #[cfg(feature = "web")]
+    /// The version of the document that was saved last, if the save named the version onto which it was written.
     saved: Option<Version>,
+}
+
+impl Own {
+    fn is_of(&self, key: &LockKey, aid: &Aid) -> bool {
+        self.key == *key && self.aid == *aid
+    }
 }
 
 impl Causes {
     /// This acquisition was taken from its holder.
     pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken: TakenBy) {
-        let all = &mut self.0.lock().taken;
-        all.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
-        if all.len() < MOST_TAKEN {
-            all.insert((key, token), (taken, clock::now()));
-        }
+        self.taken.lock().put((key, token), (taken, clock::now()));
     }
 
     /// Who has taken this acquisition from its holder, if that is recent.
     pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
-        let of = (key.clone(), token);
-        self.0.lock().taken.get(&of).map(|(taken, _)| taken.clone())
+        let all = self.taken.lock();
+        let (taken, at) = all.get(&(key.clone(), token))?;
+        (clock::since(*at) < REMEMBER_TAKEN).then(|| taken.clone())
     }
 
-    /// A request has saved the document under this lock.
-    #[cfg(feature = "web")]
-    pub(crate) fn was_saved(&self, token: LockToken, version: Version) {
-        self.0.lock().of(token).saved = Some(version);
+    /// The document was saved under this lock, or was deleted.
+    pub(in crate::manager) fn was_saved(&self, held: &Acquisition, version: Option<Version>) {
+        self.note(held, |own| own.saved = version);
     }
 
-    /// A request has released this lock.
+    /// The session has released this lock.
     #[cfg(feature = "web")]
-    pub(crate) fn was_released(&self, token: LockToken) {
-        self.0.lock().of(token).is_released = true;
+    pub(crate) fn was_released(&self, held: &Acquisition) {
+        self.note(held, |own| own.is_released = true);
     }
 
-    /// The version that was saved last under one of these locks, if that is recent.
+    fn note(
+        &self,
+        Acquisition { key, aid, token, .. }: &Acquisition,
+        change: impl FnOnce(&mut Own),
+    ) {
+        let mut all = self.own.lock();
+        let known = all.take(token);
+        let mut own = known.unwrap_or_else(|| Own {
+            key: key.clone(),
+            aid: aid.clone(),
+            is_released: false,
+            saved: None,
+        });
+        change(&mut own);
+        all.put(*token, own);
+    }
+
+    /// The version that this session has saved last under one of these locks on the document.
     #[cfg(feature = "web")]
-    pub(crate) fn saved_under(&self, tokens: &[LockToken]) -> Option<Version> {
-        self.0.lock().own.iter().rev().find(|own| tokens.contains(&own.token))?.saved
+    pub(crate) fn saved_under(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        tokens: &[LockToken],
+    ) -> Option<Version> {
+        let all = self.own.lock();
+        let mut own = tokens.iter().filter_map(|token| all.get(token));
+        own.find(|own| own.is_of(key, aid))?.saved
     }
 
     /// How a session has lost one of these acquisitions of a document, if that is known. The caller can do without, so
@@ -97,7 +119,7 @@ impl Causes {
         }
         // Of several tokens, it is not known which one belongs to this document.
         let [token] = tokens else { return None };
-        if self.0.lock().own.iter().any(|own| own.token == *token && own.is_released) {
+        if self.own.lock().get(token).is_some_and(|own| own.is_released && own.is_of(key, aid)) {
             return Some(LossCause::Released);
         }
         let held = Acquisition::exclusive(key, aid, *token);
@@ -108,17 +130,52 @@ impl Causes {
     }
 }
 
-#[cfg(feature = "web")]
-impl Notes {
-    fn of(&mut self, token: LockToken) -> &mut Own {
-        let known = self.own.iter().rposition(|own| own.token == token);
-        let at = known.unwrap_or_else(|| {
-            if self.own.len() == MOST_OWN {
-                self.own.pop_front();
-            }
-            self.own.push_back(Own { token, is_released: false, saved: None });
-            self.own.len() - 1
-        });
-        &mut self.own[at]
+/// The latest entries: at least [`REMEMBERED`] of them, and fewer than twice as many.
+#[derive(Debug)]
+struct Latest<K, V> {
+    new: HashMap<K, V>,
+    old: HashMap<K, V>,
+}
+
+impl<K, V> Default for Latest<K, V> {
+    fn default() -> Self {
+        Self { new: HashMap::new(), old: HashMap::new() }
+    }
+}
+
+impl<K: Hash + Eq, V> Latest<K, V> {
+    fn get(&self, key: &K) -> Option<&V> {
+        self.new.get(key).or_else(|| self.old.get(key))
+    }
+
+    fn take(&mut self, key: &K) -> Option<V> {
+        self.new.remove(key).or_else(|| self.old.remove(key))
+    }
+
+    fn put(&mut self, key: K, value: V) {
+        if self.new.len() == REMEMBERED {
+            self.old = mem::take(&mut self.new);
+        }
+        self.new.insert(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Latest, REMEMBERED};
+
+    #[test]
+    fn an_entry_that_is_used_again_is_among_the_latest_and_the_others_are_bounded() {
+        let mut latest = Latest::default();
+        for n in 1..=5 * REMEMBERED {
+            let used = latest.take(&0).unwrap_or(0);
+            latest.put(0, used + 1);
+            latest.put(n, n);
+            assert!(latest.new.len() + latest.old.len() <= 2 * REMEMBERED + 1, "{n}");
+        }
+        assert_eq!(latest.get(&0), Some(&(5 * REMEMBERED)));
+        let last = 5 * REMEMBERED;
+        assert!((last - REMEMBERED + 2..=last).all(|n| latest.get(&n) == Some(&n)));
+        assert_eq!(latest.get(&1), None);
     }
 }

@@ -180,10 +180,18 @@ impl Saves {
             let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
             self.writes_under(held);
             let has_condition = edit.onto.is_some();
-            let args = (held.clone(), edit);
-            let saved = self.verbs.run("save", until, args, |store, (held, edit), until| {
-                store.save(held, edit, until)
-            });
+            let args = (held.clone(), edit, has_condition.then(|| Arc::clone(&self.causes)));
+            let saved =
+                self.verbs.run("save", until, args, |store, (held, edit, causes), until| {
+                    // Here, because the caller may be gone when the document is saved.
+                    Box::pin(async move {
+                        let saved = store.save(held, edit, until).await;
+                        if let (Ok(Saved::Saved), Some(causes)) = (&saved, causes) {
+                            causes.was_saved(held, edit.version_after());
+                        }
+                        saved
+                    })
+                });
             let (saved, key) = (saved.await, held.key.clone());
             if !matches!(saved, Ok(Saved::Saved)) {
                 // Another request may have entered meanwhile.

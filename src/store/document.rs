@@ -197,7 +197,7 @@ impl Edit {
     }
 
     /// The version of the document after this edit was written. `None` if the document is deleted.
-    pub(in crate::store) fn version_after(&self) -> Option<Version> {
+    pub(crate) fn version_after(&self) -> Option<Version> {
         match &self.content {
             Content::Changes(changes) => changes.stored().map(|document| document.version()),
             Content::Replacement(document) | Content::Creation(document) => {

@@ -333,7 +333,8 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                locks.manager.parts.granting.release_by(&held, until).await?;
+                let released = locks.manager.parts.granting.release_by(&held, until).await?;
+                locks.has_released(&held, released);
             } else {
                 locks.manager.parts.granting.release_in(&held, page, grace, until).await?;
             }

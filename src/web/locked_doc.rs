@@ -169,10 +169,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     async fn written(&mut self, saved: Result<Original>, until: Instant) -> Result<()> {
         match saved {
             Ok(saved) => {
-                let now = saved.version();
-                self.locks.manager.parts.causes.was_saved(self.mine.held.token, now);
-                self.locks.shows(&self.mine.lock.key, Some(now));
-                let onto = self.onto().and(Some(now));
+                let now = Some(saved.version());
+                self.locks.shows(&self.mine.lock.key, now);
+                let onto = self.onto().and(now);
                 *self.onto.lock() = onto;
                 self.original = saved;
                 return Ok(());
@@ -240,7 +239,9 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the lock is still released.
     pub async fn release(self) -> Result<Released> {
-        self.locks.release(&self.mine, self.locks.begin()).await
+        let released = self.locks.release(&self.mine, self.locks.begin()).await?;
+        self.locks.has_released(&self.mine.held, released);
+        Ok(released)
     }
 
     /// True if this request has taken the lock, false if the session held it before. A handler that needed the lock

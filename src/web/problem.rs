@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     error::{LockError, StoreErrorKind},
     key::{InvalidKey, LockKey},
-    lock::{Lock, LockToken},
+    lock::Lock,
     manager::{LockManager, log_limit::LogLimit},
     takeover::{LossCause, TakenBy},
     text::{printable, short},
@@ -238,7 +238,10 @@ impl From<&LockError> for Problem {
         };
         match saved_before(error) {
             Some(saved) => {
-                let detail = format!("{}; a save of this page was stored before", problem.text());
+                let detail = format!(
+                    "{}; a text was saved under this lock before, perhaps in another tab",
+                    problem.text()
+                );
                 problem.detail(detail).with("saved", saved.to_string())
             }
             None => problem,
@@ -246,13 +249,12 @@ impl From<&LockError> for Problem {
     }
 }
 
-/// The version that was saved last under the lock that the refused request names, if this server remembers it: the request
-/// may be the second submit of a form.
+/// The version that was saved under the lock that the refused request names, as for the second submit of a form.
 pub(super) fn saved_before(error: &LockError) -> Option<Version> {
     match error {
-        LockError::Lost { .. } | LockError::StaleToken { .. } | LockError::StaleCopy { .. } => {
-            served(|it| it.manager.parts.causes.saved_under(&it.tokens))?
-        }
+        LockError::Lost { key, .. }
+        | LockError::StaleToken { key }
+        | LockError::StaleCopy { key, .. } => served(|it| (it.saved)(key))?,
         _ => None,
     }
 }
@@ -320,6 +322,8 @@ tokio::task_local! {
     pub(super) static SERVED: RefCell<Served>;
 }
 
+type SavedBefore = Box<dyn Fn(&LockKey) -> Option<Version>>;
+
 /// The current request, as the log names it.
 pub(super) struct Served {
     pub(super) manager: Rc<LockManager>,
@@ -327,20 +331,10 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Option<LockKey>,
-    /// The tokens that it names.
-    pub(super) tokens: Vec<LockToken>,
+    /// What was saved of this document under the lock that the request names.
+    pub(super) saved: SavedBefore,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
-}
-
-/// The current request asks for this document, and names these tokens.
-pub(super) fn asks_for(key: &LockKey, offered: &[LockToken]) {
-    served(|it| {
-        it.document = Some(key.clone());
-        if !offered.is_empty() {
-            it.tokens = offered.to_vec();
-        }
-    });
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.

@@ -35,8 +35,8 @@ pub struct Refused {
     pub may_take_over: bool,
     /// The version of the document now, if the page shows another one.
     pub version: Option<Version>,
-    /// The version that was saved last under the lock that the request names, if this server remembers it: the person may
-    /// have submitted a form twice.
+    /// The version that was saved under the lock that the request names, later than the version that the request names: the
+    /// person may have submitted a form twice, or in two tabs. `None` if this server does not remember it.
     pub saved: Option<Version>,
 }
 

@@ -19,6 +19,7 @@ use crate::{
     version::Version,
     web::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
+        problem::log_fault,
         refused::Refused,
         request::{Ask, Elsewhere, Mine, RequestLocks},
     },
@@ -308,6 +309,7 @@ impl SessionLocks {
     /// What a template says of this error to the person of this request.
     #[must_use]
     pub fn refused(&self, error: &LockError) -> Refused {
+        log_fault(error);
         Refused::new(error, |lock| self.locks.may_take_over(lock))
     }
 

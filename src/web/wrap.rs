@@ -57,12 +57,13 @@ where
             Ok(locks) => locks,
             Err(error) => return Box::pin(async { Err(rendered(error)) }),
         };
+        let of_request = Rc::clone(&locks);
         let served = Served {
             manager: Rc::clone(&self.manager),
             method: req.method().clone(),
             uri: req.uri().clone(),
             document: None,
-            tokens: Vec::new(),
+            saved: Box::new(move |key| of_request.saved_before(key)),
             is_told: false,
         };
         let (call, is_client) = (self.service.call(req), self.whose.is_some());

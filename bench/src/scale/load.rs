@@ -24,7 +24,7 @@ use crate::{
     count,
     load::Random,
     measures::fresh,
-    meter::{self, Meter, Reading},
+    meter::{self, Meter, Reading, Used},
     ours::Page,
 };
 
@@ -67,6 +67,7 @@ struct World {
     locks: LockManager,
     people: usize,
     turns: Semaphore,
+    names_versions: Cell<bool>,
     done: [Cell<u64>; 7],
     checked: Cell<u64>,
     errors: Cell<usize>,
@@ -125,6 +126,7 @@ async fn run(
         locks: locks.clone(),
         people,
         turns: Semaphore::new(AT_ONCE),
+        names_versions: Cell::new(false),
         done: Default::default(),
         checked: Cell::default(),
         errors: Cell::default(),
@@ -152,6 +154,7 @@ async fn run(
     let names = KINDS.map(|(name, _)| name).join(" ");
     println!("minute {names} errors resident allocated mongod app mongod-resident");
     for minute in 1..=minutes {
+        world.names_versions.set(minute % 2 == 0);
         sleep_until(began + Duration::from_secs(60 * minute)).await;
         let (before, now) = (*history.last().expect("the first"), Minute::now(&world, meter));
         let used = now.reading.since(&before.reading);
@@ -184,6 +187,7 @@ async fn run(
     }
     let are_equal =
         compare(&world, records.count_documents(Document::new()).await.unwrap(), &believed).await;
+    versions_cost(&history);
     let is_flat = is_flat(&history);
     let is_as_predicted = is_as_predicted(&history, idle, units);
     let errors = world.errors.get();
@@ -217,6 +221,19 @@ async fn compare(world: &World, records: u64, believed: &HashMap<String, String>
         believed.len()
     );
     records == stored as u64 && equal == stored && equal == believed.len()
+}
+
+/// In turns: in every second minute, each save names the version that its page shows.
+fn versions_cost(history: &[Minute]) {
+    let of = |every_second: usize| {
+        let minutes = history.windows(2).skip(every_second).step_by(2);
+        let used: Vec<_> = minutes.map(|it| it[1].reading.since(&it[0].reading)).collect();
+        let mean = |cores: fn(&Used) -> f64| {
+            used.iter().map(cores).sum::<f64>() / used.len() as f64 * 100.0
+        };
+        format!("mongod {:.2} %, app {:.2} %", mean(Used::mongod_cores), mean(Used::app_cores))
+    };
+    println!("[one] load: minutes without versions: {}; with versions: {}", of(0), of(1));
 }
 
 fn is_flat(history: &[Minute]) -> bool {
@@ -403,6 +420,7 @@ async fn live(
                 }
                 clicks += about(&mut random, CLICK);
             } else if next == saves {
+                person.names_version = world.names_versions.get();
                 world.does(SAVED, person.save(), 204).await;
                 saves += about(&mut random, SAVE);
             } else {

@@ -35,6 +35,7 @@ pub struct Answer {
     status: u16,
     cookie: Option<String>,
     token: Option<String>,
+    version: Option<String>,
     body: Bytes,
 }
 
@@ -77,14 +78,15 @@ pub async fn open(locks: &LockManager) -> Site {
                 Err(e) => {
                     let status = e.error_response().status().as_u16();
                     let body = Bytes::from(e.to_string());
-                    return Answer { status, cookie: None, token: None, body };
+                    return Answer { status, cookie: None, token: None, version: None, body };
                 }
             };
             let cookie = answer.response().cookies().next().map(|it| it.stripped().to_string());
-            let token = answer.headers().get("lock-token").and_then(|it| it.to_str().ok());
-            let (status, token) = (answer.status().as_u16(), token.map(str::to_owned));
+            let header = |name| Some(answer.headers().get(name)?.to_str().ok()?.to_owned());
+            let (token, version) = (header("lock-token"), header("etag"));
+            let status = answer.status().as_u16();
             let body = to_bytes(answer.into_body()).await.unwrap_or_default();
-            Answer { status, cookie, token, body }
+            Answer { status, cookie, token, version, body }
         })
     })
 }
@@ -109,13 +111,24 @@ pub struct Person {
     site: Site,
     cookie: Option<String>,
     pub token: Option<String>,
+    /// The version of the document that the page shows, and whether its saves name it.
+    version: Option<String>,
+    pub names_version: bool,
     pub id: String,
     saves: usize,
 }
 
 impl Person {
     pub fn new(site: &Site, id: String) -> Self {
-        Self { site: Rc::clone(site), cookie: None, token: None, id, saves: 0 }
+        Self {
+            site: Rc::clone(site),
+            cookie: None,
+            token: None,
+            version: None,
+            names_version: false,
+            id,
+            saves: 0,
+        }
     }
 
     /// The same person at another server.
@@ -142,7 +155,7 @@ impl Person {
     pub async fn edit(&mut self) -> u16 {
         let answer = self.send(TestRequest::post().uri(&format!("/edit/{}", self.id))).await;
         if answer.status == 200 {
-            self.token = answer.token;
+            (self.token, self.version) = (answer.token, answer.version);
         }
         answer.status
     }
@@ -174,7 +187,13 @@ impl Person {
         self.saves += 1;
         let text = format!("{:0>width$}", self.saves, width = TEXT);
         let request = TestRequest::put().uri(&format!("/page/{}", self.id));
-        self.send(request.set_payload(text)).await.status
+        let named = self.version.iter().filter(|_| self.names_version);
+        let request = named.fold(request, |it, version| it.insert_header(("if-match", &**version)));
+        let answer = self.send(request.set_payload(text)).await;
+        if answer.status == 204 {
+            self.version = answer.version;
+        }
+        answer.status
     }
 
     pub async fn release(&mut self) -> u16 {

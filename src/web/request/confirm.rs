@@ -8,7 +8,7 @@ use crate::{
     lock::{Aid, Lock},
     takeover::LossCause,
     web::{
-        problem::asks_for,
+        problem::SERVED,
         request::{Ask, Got, Mine, RequestLocks},
     },
 };
@@ -22,7 +22,7 @@ impl RequestLocks {
         how: Ask<'_>,
         until: Instant,
     ) -> Result<Mine> {
-        asks_for(key, how.offered);
+        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {

@@ -9,7 +9,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Lock, LockToken, Mode, PageId, TabId},
-    store::Released,
+    store::{Acquisition, Released},
     web::request::{Got, Mine, RequestLocks},
 };
 
@@ -21,21 +21,28 @@ impl RequestLocks {
             grant.forget();
         }
         self.forget(mine.held.token);
-        if released == Released::Released {
-            self.manager.parts.causes.was_released(mine.held.token);
-        }
         Ok(released)
+    }
+
+    /// Notes that the session itself has released this lock.
+    pub(in crate::web) fn has_released(&self, held: &Acquisition, released: Released) {
+        if released == Released::Released {
+            self.manager.parts.causes.was_released(held);
+        }
     }
 
     /// As `release`, but a release that fails goes on in the background: the document is already `done`.
     pub(in crate::web) async fn let_go(&self, mine: &Mine, done: &str) {
-        if let Err(e) = self.release(mine, self.begin()).await {
-            log::warn!(
-                target: "actix_doclock::web",
-                "{:?} is {done}, but its lock is not released yet: {e}", mine.held.key,
-            );
-            self.forget(mine.held.token);
-            self.manager.parts.granting.release_in_background(mine.held.clone());
+        match self.release(mine, self.begin()).await {
+            Ok(released) => self.has_released(&mine.held, released),
+            Err(e) => {
+                log::warn!(
+                    target: "actix_doclock::web",
+                    "{:?} is {done}, but its lock is not released yet: {e}", mine.held.key,
+                );
+                self.forget(mine.held.token);
+                self.manager.parts.granting.release_in_background(mine.held.clone());
+            }
         }
     }
 
@@ -48,7 +55,12 @@ impl RequestLocks {
             Some(lock) if lock.is_of_another_tab(self.headers.tab) => {
                 Err(LockError::StaleToken { key: key.clone() })
             }
-            Some(lock) => self.release(&Mine::new(lock, Got::Confirmed)?, until).await,
+            Some(lock) => {
+                let mine = Mine::new(lock, Got::Confirmed)?;
+                let released = self.release(&mine, until).await?;
+                self.has_released(&mine.held, released);
+                Ok(released)
+            }
         }
     }
 

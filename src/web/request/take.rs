@@ -12,7 +12,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Acquired, Wait, Wanted, can_be_taken_over, watch::ends::came},
     web::{
-        problem::asks_for,
+        problem::SERVED,
         request::{Ask, Document, Elsewhere, Got, Mine, RequestLocks},
     },
 };
@@ -35,7 +35,7 @@ impl RequestLocks {
         work: impl AsyncFn(&Mine, Instant) -> Result<T>,
     ) -> Result<(Mine, T)> {
         // The log names this document.
-        asks_for(key, how.offered);
+        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         let mut acquired = self.acquire_or_refuse(key, how, work).await;
         self.describe_each(acquired.as_mut().err()).await;
         acquired

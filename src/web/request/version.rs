@@ -67,6 +67,15 @@ impl RequestLocks {
         Err(LockError::StaleCopy { key: key.clone(), version })
     }
 
+    /// The version that was saved last under the lock that the request names, if that is not the version that the request
+    /// names: then its form was submitted before, or another one after it.
+    pub(in crate::web) fn saved_before(&self, key: &LockKey) -> Option<Version> {
+        let (aid, tokens) = (self.aid()?, self.headers.tokens().ok()?);
+        let shown = self.headers.versions().ok()??;
+        let saved = self.manager.parts.causes.saved_under(key, &aid, tokens)?;
+        (!shown.contains(&saved)).then_some(saved)
+    }
+
     /// # Errors
     /// [`LockError::MalformedVersion`] if the request names a version, and means several documents.
     pub(in crate::web) fn check_one_version(&self, documents: usize) -> Result<()> {

@@ -142,10 +142,16 @@ async fn a_refused_save_says_how_the_lock_was_lost() {
     let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
     assert_eq!(says(&lost), [Value::from("expired"), Value::Null, Value::Null]);
 
-    let token = alice.post("/note/a").await.token();
-    assert_eq!(alice.post_json("/locks/note/a/release", serde_json::json!({})).await.status, 204);
-    let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
-    assert_eq!(says(&lost), [Value::from("released"), Value::Null, Value::Null]);
+    for names_token in [false, true] {
+        let token = alice.post("/note/a").await.token();
+        let named = names_token.then(|| serde_json::json!({ "token": token[10..token.len() - 1] }));
+        let body = named.unwrap_or_else(|| serde_json::json!({}));
+        assert_eq!(alice.post_json("/locks/note/a/release", body).await.status, 204);
+        let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
+        assert_eq!(says(&lost), [Value::from("released"), Value::Null, Value::Null]);
+        let other = alice.with_token(Method::PUT, "/note/b", &token).await.problem(409);
+        assert_eq!(other["cause"], Value::Null, "the lock was on another document");
+    }
 }
 
 #[actix_web::test]

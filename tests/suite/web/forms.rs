@@ -148,12 +148,17 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     }
     let again = alice.put(&form, "typed").await.problem(412);
     let detail = again["detail"].as_str().unwrap();
-    assert!(detail.ends_with("a save of this page was stored before"), "{detail}");
+    let says_so = "; a text was saved under this lock before, perhaps in another tab";
+    assert!(detail.ends_with(says_so), "{detail}");
+    // The form that came after the save.
+    let next = open("").await;
     // Somebody else has written since.
     store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "foreign".to_owned() }).unwrap();
     let now = Some(version(&alice.get("/note/a/view").await));
     let again = says(alice.put(&form, "typed").await.problem(412));
-    assert_eq!(again, [stale_copy, None, saved, now]);
+    assert_eq!(again, [stale_copy.clone(), None, saved, now.clone()]);
+    let first = says(alice.put(&next, "typed").await.problem(412));
+    assert_eq!(first, [stale_copy, None, None, now]);
 
     // The page releases its lock.
     let form = open("/done").await;
@@ -167,6 +172,44 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     assert_eq!(again, [Some("stale_token".to_owned()), None, saved, None]);
     let other = later.replace("version=", "version=00000000000000000000000000000000&x=");
     assert_eq!(says(alice.put(&other, "x").await.problem(412))[2], None);
-    assert_eq!(says(bob.put("/note/a", "x").await.problem(409))[..3], [lost, None, None]);
+    // Another person goes back to this form.
+    assert_eq!(says(bob.put(&form, "done").await.problem(409))[..3], [lost, None, None]);
     assert_eq!(text_of(&store, "a"), "done");
+}
+
+/// As by a double click: the browser drops the first request when it sends the second.
+#[actix_web::test]
+async fn the_second_submit_knows_of_a_first_one_whose_answer_nobody_waited_for() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let mut saved_unheard = 0;
+    for polls in 1.. {
+        let opened = alice.post("/note/a").await;
+        let (token, version) = (opened.token(), opened.header("etag").unwrap().replace('"', ""));
+        let token = &token[10..token.len() - 1];
+        let (form, text) =
+            (format!("/note/a?lock_token={token}&version={version}"), polls.to_string());
+        let is_answered = {
+            let mut first = std::pin::pin!(alice.put(&form, &text));
+            let mut is_answered = false;
+            for _ in 0..polls {
+                is_answered = is_answered || futures_util::poll!(first.as_mut()).is_ready();
+                tokio::task::yield_now().await;
+            }
+            is_answered
+        };
+        if is_answered {
+            break;
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        if text_of(&store, "a") == text {
+            saved_unheard += 1;
+            let again = alice.put(&form, &text).await.problem(412);
+            assert!(again["saved"].is_string(), "after {polls} polls: {again}");
+        }
+    }
+    assert!(saved_unheard > 0, "no request was dropped between its save and its answer");
 }
