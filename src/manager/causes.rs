@@ -26,7 +26,7 @@ const REMEMBERED: usize = 4096;
 /// How long a refusal waits for its cause.
 const SOON: Duration = Duration::from_millis(500);
 
-/// What this server remembers of acquisitions that are gone, or may be.
+/// Notes on acquisitions that are gone, or may be gone.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     /// Who took a lock, and when this process learned it.
@@ -56,7 +56,7 @@ impl Causes {
         self.taken.lock().put((key, token), (taken, clock::now()));
     }
 
-    /// Who has taken this acquisition from its holder, if that is recent.
+    /// The person who has taken this acquisition from its holder, if that is recent.
     pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
         let all = self.taken.lock();
         let (taken, at) = all.get(&(key.clone(), token))?;
@@ -100,8 +100,8 @@ impl Causes {
         tokens: &[LockToken],
     ) -> Option<Version> {
         let all = self.own.lock();
-        let mut own = tokens.iter().filter_map(|token| all.get(token));
-        own.find(|own| own.is_of(key, aid))?.saved
+        let own = tokens.iter().filter_map(|token| all.get(token));
+        own.filter(|own| own.is_of(key, aid)).find_map(|own| own.saved)
     }
 
     /// How a session has lost one of these acquisitions of a document, if that is known. The caller can do without, so
@@ -130,7 +130,7 @@ impl Causes {
     }
 }
 
-/// The latest entries: at least [`REMEMBERED`] of them, and fewer than twice as many.
+/// The latest entries: at least [`REMEMBERED`] of them, and at most twice as many.
 #[derive(Debug)]
 struct Latest<K, V> {
     new: HashMap<K, V>,
@@ -171,7 +171,7 @@ mod tests {
             let used = latest.take(&0).unwrap_or(0);
             latest.put(0, used + 1);
             latest.put(n, n);
-            assert!(latest.new.len() + latest.old.len() <= 2 * REMEMBERED + 1, "{n}");
+            assert!(latest.new.len() + latest.old.len() <= 2 * REMEMBERED, "{n}");
         }
         assert_eq!(latest.get(&0), Some(&(5 * REMEMBERED)));
         let last = 5 * REMEMBERED;

@@ -239,7 +239,7 @@ impl From<&LockError> for Problem {
         match saved_before(error) {
             Some(saved) => {
                 let detail = format!(
-                    "{}; a text was saved under this lock before, perhaps in another tab",
+                    "{}; the document was saved under this lock before, perhaps in another tab",
                     problem.text()
                 );
                 problem.detail(detail).with("saved", saved.to_string())
@@ -331,7 +331,7 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Option<LockKey>,
-    /// What was saved of this document under the lock that the request names.
+    /// The version of this document that was saved before under the lock of the request.
     pub(super) saved: SavedBefore,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,

@@ -306,7 +306,8 @@ impl SessionLocks {
         self.locks.versions.borrow().shown()
     }
 
-    /// What a template says of this error to the person of this request.
+    /// The values of this error for a template, for the person of this request. A fault of the server is logged, as with an
+    /// answer that is made of the error.
     #[must_use]
     pub fn refused(&self, error: &LockError) -> Refused {
         log_fault(error);

@@ -185,8 +185,11 @@ function sendLast(url, body) {
 const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
 
 // Why a lock is lost by this answer, if the answer says so.
-const reasonIn = ({ status, body }) =>
-  body.code === 'person_changed' ? body.code : status === 401 ? 'session_ended' : body.cause === 'taken_over' ? 'broken' : body.cause;
+function lossIn({ status, body }) {
+  if (body.code === 'person_changed') return { kind: body.code };
+  if (status === 401) return { kind: 'session_ended' };
+  return body.cause ? { ...body, kind: body.cause === 'taken_over' ? 'broken' : body.cause } : {};
+}
 
 const PERSON_CHANGED = {
   status: 409, code: 'person_changed', title: 'Conflict',
@@ -824,7 +827,7 @@ class PageLock {
       if (!this.token) this.#lookIn(backOff(this.#api.failures, 15_000));
     } else {
       this.#wanted = false;
-      this.#lose(reasonIn(answer));
+      this.#lose(lossIn(answer));
       if (answer.status === 423) this.#named(answer);
       if (answer.status === 423 && turn === this.#turn) this.#saw(standing(answer));
       else this.#lookIn(0);
@@ -1021,11 +1024,11 @@ class PageLock {
     } else if (locks.length > 1 && [401, 409, 412, 423].includes(response.status)) {
       await this.check();   // tells which of them is lost
     } else if (response.status === 401) {
-      this.#lose('session_ended');
+      this.#lose({ kind: 'session_ended' });
     } else if ([409, 412, 423].includes(response.status)) {
       const body = await response.clone().json().catch(() => ({}));
       if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
-      else if (body.state === 'lost') this.#lose(reasonIn({ body }), body);
+      else if (body.state === 'lost') this.#lose(lossIn({ body }));
       else await this.check();   // it may be a conflict of the application itself
     }
     return response;
@@ -1057,7 +1060,7 @@ class PageLock {
     this.token = this.#until = this.since = this.expiresAt = this.#end = this.ending = this.current = null;
   }
 
-  #lose(kind, { by = null, reason = null } = {}) {
+  #lose({ kind, by = null, reason = null } = {}) {
     if (kind === 'person_changed') this.#disown();
     if (!this.token) return;
     kind ??= this.#isInTime() ? 'unknown' : 'expired';
@@ -1155,7 +1158,7 @@ class PageLock {
         lock.#renew(answer, held.get(token));
         lock.#changed();
       } else if (!lock.#releasing) {
-        lock.#lose(isOfPerson ? reasonIn(answer) : 'person_changed');
+        lock.#lose(isOfPerson ? lossIn(answer) : { kind: 'person_changed' });
       }
     }
   }

@@ -92,7 +92,7 @@ async fn saves(page: &Page) {
     page.until_says("why", "You are editing.").await;
 }
 
-/// Releases the lock on the item, whoever has it.
+/// Ends the lock on the item.
 async fn released(locks: &LockManager) {
     let lock = locks.inspect(&LockKey::of::<Item>(1).unwrap()).await.unwrap().expect("a lock");
     assert_eq!(locks.release(&lock).await.unwrap(), Released::Released);

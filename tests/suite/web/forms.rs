@@ -120,7 +120,7 @@ async fn a_template_learns_who_has_the_lock_and_what_its_person_may_do() {
     assert_eq!(text_of(&store, "a"), "old");
 }
 
-/// A form names the lock and the version of what it shows.
+/// A form names its lock, and the version of the document that it shows.
 #[actix_web::test]
 async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     let (locks, store) = embedded().await;
@@ -148,10 +148,12 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     }
     let again = alice.put(&form, "typed").await.problem(412);
     let detail = again["detail"].as_str().unwrap();
-    let says_so = "; a text was saved under this lock before, perhaps in another tab";
+    let says_so = "; the document was saved under this lock before, perhaps in another tab";
     assert!(detail.ends_with(says_so), "{detail}");
     // The form that came after the save.
     let next = open("").await;
+    assert_eq!(alice.put(&next, "typed").await.status, 200, "nothing has changed");
+    assert_eq!(says(alice.put(&form, "typed").await.problem(412))[2], saved);
     // Somebody else has written since.
     store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "foreign".to_owned() }).unwrap();
     let now = Some(version(&alice.get("/note/a/view").await));
@@ -173,6 +175,7 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     let other = later.replace("version=", "version=00000000000000000000000000000000&x=");
     assert_eq!(says(alice.put(&other, "x").await.problem(412))[2], None);
     // Another person goes back to this form.
+    bob.post("/note/b").await.token();
     assert_eq!(says(bob.put(&form, "done").await.problem(409))[..3], [lost, None, None]);
     assert_eq!(text_of(&store, "a"), "done");
 }
@@ -184,7 +187,7 @@ async fn the_second_submit_knows_of_a_first_one_whose_answer_nobody_waited_for()
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
     let mut saved_unheard = 0;
-    for polls in 1.. {
+    for polls in 1..10_000 {
         let opened = alice.post("/note/a").await;
         let (token, version) = (opened.token(), opened.header("etag").unwrap().replace('"', ""));
         let token = &token[10..token.len() - 1];
