@@ -186,9 +186,7 @@ impl Saves {
                     // Here, because the caller may be gone when the document is saved.
                     Box::pin(async move {
                         let saved = store.save(held, edit, until).await;
-                        if let (Ok(Saved::Saved), Some(causes)) = (&saved, causes)
-                            && !edit.is_empty()
-                        {
+                        if let (Ok(Saved::Saved), Some(causes)) = (&saved, causes) {
                             causes.was_saved(held, edit.version_after());
                         }
                         saved

@@ -192,11 +192,11 @@ impl Edit {
 
 impl Edit {
     /// True if it only renews the lock.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(in crate::store) fn is_empty(&self) -> bool {
         matches!(&self.content, Content::Changes(changes) if changes.is_empty())
     }
 
-    /// The version of the document after this edit was written. `None` if the edit deletes the document or changes nothing.
+    /// The version of the document after this edit was written. `None` if the edit deletes the document, or if nothing was applied.
     pub(crate) fn version_after(&self) -> Option<Version> {
         match &self.content {
             Content::Changes(changes) => changes.stored().map(|document| document.version()),

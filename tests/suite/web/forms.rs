@@ -1,6 +1,10 @@
 //! Pages without JavaScript: forms for the lock API, and what a template says of a refusal.
 
+use actix_doclock::MongoStore;
+use mongodb::bson::doc;
+
 use super::*;
+use crate::rig;
 
 async fn form<S>(browser: &Browser<'_, S>, uri: &str, fields: &str, from: &str) -> Answer
 where
@@ -120,11 +124,34 @@ async fn a_template_learns_who_has_the_lock_and_what_its_person_may_do() {
     assert_eq!(text_of(&store, "a"), "old");
 }
 
-/// A form names its lock, and the version of the document that it shows.
 #[actix_web::test]
 async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     let (locks, store) = embedded().await;
-    let app = serve_with_cookies(&locks).await;
+    let put = async |note: &Note| store.put(note.id.clone(), note).unwrap();
+    submitted_twice(&locks, put).await;
+    assert_eq!(text_of(&store, "a"), "done");
+}
+
+#[actix_web::test]
+async fn on_mongodb_too_a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
+    let database = rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await;
+    let notes = database.collection::<Note>(Note::COLLECTION);
+    let put = async |note: &Note| {
+        let whole = notes.replace_one(doc! { "_id": &note.id }, note).upsert(true);
+        whole.await.unwrap();
+    };
+    for id in ["a", "b"] {
+        put(&Note { id: id.to_owned(), text: "old".to_owned() }).await;
+    }
+    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    submitted_twice(&locks, put).await;
+    assert_eq!(notes.find_one(doc! { "_id": "a" }).await.unwrap().unwrap().text, "done");
+}
+
+/// A form names its lock, and the version of the document that it shows.
+async fn submitted_twice(locks: &LockManager, put: impl AsyncFn(&Note)) {
+    let app = serve_with_cookies(locks).await;
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
     let version = |answer: &Answer| answer.header("etag").unwrap().replace('"', "");
@@ -155,7 +182,7 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     assert_eq!(alice.put(&next, "typed").await.status, 200, "nothing has changed");
     assert_eq!(says(alice.put(&form, "typed").await.problem(412))[2], saved);
     // Somebody else has written since.
-    store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "foreign".to_owned() }).unwrap();
+    put(&Note { id: "a".to_owned(), text: "foreign".to_owned() }).await;
     let now = Some(version(&alice.get("/note/a/view").await));
     let again = says(alice.put(&form, "typed").await.problem(412));
     assert_eq!(again, [stale_copy.clone(), None, saved, now.clone()]);
@@ -177,7 +204,6 @@ async fn a_form_that_is_submitted_twice_is_told_that_it_was_saved_already() {
     // Another person goes back to this form.
     bob.post("/note/b").await.token();
     assert_eq!(says(bob.put(&form, "done").await.problem(409))[..3], [lost, None, None]);
-    assert_eq!(text_of(&store, "a"), "done");
 }
 
 /// As by a double click: the browser drops the first request when it sends the second.
