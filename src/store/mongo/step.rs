@@ -28,10 +28,11 @@ use crate::{
             Call,
             admission::{Job, Purpose},
             codec::millis,
-            error::{Odd, Result, is_duplicate_id, unavailable, unwritten},
+            error::{Odd, Result, is_duplicate_id, is_not_sent, unavailable, unwritten},
+            group::Group,
             ids::by_id,
             lock_record::{Stored, at, decode, difference, encode, moment},
-            send::{Insert, LIMIT, Write, acknowledged, number_of, refusals, run},
+            send::{Insert, LIMIT, LONGEST_WAIT, Write, acknowledged, number_of, refusals, run},
         },
     },
 };
@@ -62,13 +63,25 @@ pub(super) trait Rule<T>:
 
 impl<T, F: Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static> Rule<T> for F {}
 
-/// The latest time of the primary that a reply has told, and a moment before that request was sent.
-#[derive(Debug, Default)]
-pub(super) struct Clock(Mutex<Option<(Instant, DateTime)>>);
+/// The time of the primary.
+#[derive(Debug)]
+pub(super) struct Clock {
+    /// The latest time that a reply has told, and a moment before that request was sent.
+    latest: Mutex<Option<(Instant, DateTime)>>,
+    /// The questions. One answers all callers who came before it was sent: if each asked by itself, thousands of questions
+    /// would take the connections of the claims after each second without an answer, and no claim would be sent in its time.
+    questions: Arc<Group<(), Moment>>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { latest: Mutex::default(), questions: Group::new(1, usize::MAX, Duration::ZERO) }
+    }
+}
 
 impl Clock {
     pub(super) fn told(&self, asked: Instant, now: DateTime) {
-        let mut latest = self.0.lock();
+        let mut latest = self.latest.lock();
         if latest.is_none_or(|(before, _)| before < asked) {
             *latest = Some((asked, now));
         }
@@ -76,13 +89,13 @@ impl Clock {
 
     /// `None` if no reply has told the time lately.
     fn recent(&self) -> Option<Moment> {
-        let latest = *self.0.lock();
+        let latest = *self.latest.lock();
         latest.filter(|(asked, _)| asked.elapsed() < RECENT).map(|(asked, now)| moment(now, asked))
     }
 
     /// There may be another primary, with another clock.
     fn forget(&self) {
-        *self.0.lock() = None;
+        *self.latest.lock() = None;
     }
 }
 
@@ -254,11 +267,16 @@ impl Call<'_> {
         if let Some(recent) = clock.recent().filter(|_| !draws) {
             return Ok(recent);
         }
+        let ask = async |callers: Vec<()>| vec![self.ask_the_time().await; callers.len()];
+        clock.questions.submit((), self.until.send_by(), ask).await
+    }
+
+    async fn ask_the_time(&self) -> Result<Moment> {
         let asked = Instant::now();
-        let hello = doc! { "hello": 1, "maxTimeMS": millis(self.until.read_limit()) };
+        let hello = doc! { "hello": 1, "maxTimeMS": millis(LONGEST_WAIT) };
         let hello = self.store.database().run_command(hello).await?;
         let now = hello.get_datetime("localTime").map_err(Error::custom)?;
-        clock.told(asked, *now);
+        self.store.inner.clock.told(asked, *now);
         Ok(moment(*now, asked))
     }
 
@@ -288,8 +306,8 @@ impl Call<'_> {
             });
             inserted.await
         };
-        if inserted.is_err() {
-            // Another primary may have another clock.
+        // Another primary may have another clock.
+        if inserted.as_ref().is_err_and(|e| !is_not_sent(e)) {
             self.store.inner.clock.forget();
         }
         inserted
