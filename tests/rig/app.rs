@@ -20,7 +20,7 @@ pub(crate) const TTL: Duration = Duration::from_secs(600);
 pub(crate) const NO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long [`eventually`] waits for steps that usually take milliseconds.
-const EVENTUALLY: Duration = Duration::from_secs(60);
+const EVENTUALLY: Duration = Duration::from_secs(180);
 
 /// The document type of the tests, in the collection `workitem`.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -178,13 +178,13 @@ async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
     // The store knows the stuck record, so it does not even try to remove all by one command.
     app.locks.renew(&aid).await.unwrap_err();
     let release = async || app.store.release_all(WorkItem::COLLECTION, &aid, Deadline::NONE).await;
-    // On a slow machine, one call does not reach them all.
-    eventually("all others are removed", async || {
-        release().await.expect_err("one lock is still there");
-        count(&database).await == 1
+    // On a slow machine, one call does not reach them all; and the server itself aborts the transaction after a minute.
+    eventually("all others are removed", async || match release().await {
+        Ok(_) => count(&database).await == 0,
+        Err(_) => count(&database).await == 1,
     })
     .await;
-    transaction.abort_transaction().await.unwrap();
+    let _ = transaction.abort_transaction().await;
     eventually("the last one is removed", async || release().await.is_ok()).await;
     assert_eq!(count(&database).await, 0);
 }

@@ -300,7 +300,7 @@ async fn the_reaper_outlives_an_outage() {
     let heard = Heard::default();
     let name = faulty.database.name().to_owned();
     let through = client(&faulty.proxy.uri()).await.database(&name);
-    let deadline = Duration::from_millis(300);
+    let deadline = Duration::from_secs(2);
     let reaping = |settings| heard.reaping()(settings).deadline(deadline);
     let _reaper = App::with(&through, reaping).await;
     faulty.proxy.cut();

