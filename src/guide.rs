@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [http] | headers, the lock API, every answer and its code, events, `client.js`, the admin page |
 //! | [typed_text] | the first keystroke, pages of yesterday, warnings before an end, kept texts |
+//! | [server_rendered] | one tag around a form; lists; pages without JavaScript; React, axios and htmx |
 //! | [saving] | what a save writes, and when it is refused; other writes under a lock |
 //! | [waiting] | waiting and its order, jobs, readers and writers, deadlocks, fences |
 //! | [sessions] | session stores; how the application is told of ended sessions and taken locks; cookies |
@@ -54,6 +55,7 @@ pages! {
     production: "production.md",
     proxies: "proxies.md",
     saving: "saving.md",
+    server_rendered: "server-rendered.md",
     sessions: "sessions.md",
     troubleshooting: "troubleshooting.md",
     ttl: "ttl.md",

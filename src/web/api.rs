@@ -62,7 +62,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::limits::Limits::event_streams) streams |
-/// | `GET /client.js`, `/keep.js`, `/client.d.ts` | the helper for pages, ES modules without dependencies |
+/// | `GET /client.js`, `/elements.js`, `/keep.js`, `/client.d.ts`, `/elements.d.ts` | for pages: ES modules without dependencies, and their types |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Members that

@@ -1,6 +1,7 @@
 //! Files that browsers load.
 
 use std::{
+    future::ready,
     hash::{DefaultHasher, Hash, Hasher},
     rc::Rc,
 };
@@ -14,25 +15,22 @@ use actix_web::{
 use crate::web::{problem::only, request::RequestLocks};
 
 pub(super) const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+const TYPES: &str = "text/plain; charset=utf-8";
+
+/// The modules for pages, and their types.
+const FILES: [(&str, &str, &str); 5] = [
+    ("/client.js", JAVASCRIPT, include_str!("../../web/client.js")),
+    ("/client.d.ts", TYPES, include_str!("../../web/client.d.ts")),
+    ("/elements.js", JAVASCRIPT, include_str!("../../web/elements.js")),
+    ("/elements.d.ts", TYPES, include_str!("../../web/elements.d.ts")),
+    ("/keep.js", JAVASCRIPT, include_str!("../../web/keep.js")),
+];
 
 pub(super) fn routes(config: &mut ServiceConfig) {
-    let file = |path| only(path, "GET, HEAD");
-    config
-        .service(file("/client.js").get(client).route(web::head().to(client)))
-        .service(file("/keep.js").get(keep).route(web::head().to(keep)))
-        .service(file("/client.d.ts").get(client_types).route(web::head().to(client_types)));
-}
-
-async fn client(req: HttpRequest) -> HttpResponse {
-    file(&req, JAVASCRIPT, include_str!("assets/client.js"))
-}
-
-async fn keep(req: HttpRequest) -> HttpResponse {
-    file(&req, JAVASCRIPT, include_str!("assets/keep.js"))
-}
-
-async fn client_types(req: HttpRequest) -> HttpResponse {
-    file(&req, "text/plain; charset=utf-8", include_str!("assets/client.d.ts"))
+    for (path, content_type, text) in FILES {
+        let answer = move |req: HttpRequest| ready(file(&req, content_type, text));
+        config.service(only(path, "GET, HEAD").get(answer).route(web::head().to(answer)));
+    }
 }
 
 /// A file that browsers cache, and revalidate at each use. It is the same for everybody, so a cookie in it would be for

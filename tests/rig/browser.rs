@@ -261,6 +261,11 @@ impl Page {
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
     }
 
+    /// Forbids all scripts of pages that are loaded from now on.
+    pub(crate) async fn forbid_scripts(&self) {
+        self.devtools("Emulation.setScriptExecutionDisabled", json!({ "value": true })).await;
+    }
+
     /// Sets the preferred colour scheme, `light` or `dark`.
     pub(crate) async fn prefers(&self, scheme: &str) {
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });

@@ -1,4 +1,4 @@
-//! The example `editor`, run as a program.
+//! The examples `editor` and `forms`, run as programs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -17,8 +17,18 @@ impl Editor {
     }
 
     pub(crate) fn with_warnings_in(log: Stdio, args: &[&str]) -> Self {
-        let mut process = Command::new(super::example("editor"))
-            .args(["--bind", "127.0.0.1:0"])
+        Self::run("editor", log, args)
+    }
+
+    /// The example `forms`.
+    pub(crate) fn of_forms(args: &[&str]) -> Self {
+        Self::run("forms", Stdio::null(), args)
+    }
+
+    fn run(example: &str, log: Stdio, args: &[&str]) -> Self {
+        let bind: &[&str] = if args.contains(&"--bind") { &[] } else { &["--bind", "127.0.0.1:0"] };
+        let mut process = Command::new(super::example(example))
+            .args(bind)
             .args(args)
             .env_remove("MONGODB_URI")
             .env("RUST_LOG", "warn")

@@ -2,6 +2,7 @@
 
 mod admin;
 mod editing;
+mod elements;
 mod forms;
 mod keyboard;
 mod leaving;

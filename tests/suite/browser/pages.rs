@@ -544,16 +544,106 @@ async fn the_lock_api_may_have_another_origin_than_the_page() {
     .await;
 }
 
+#[actix_web::test]
+async fn requests_of_other_libraries_prove_the_lock_and_their_refusals_count() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "let stale = null; \
+             const lock = DocLock.open(url(0), { version: null, onstale: now => { stale = now.version; } }); \
+             const thrown = from => { try { from(); } catch (error) { return error.constructor.name; } }; \
+             const early = [thrown(() => lock.headers()), thrown(() => lock.address(doc(0)))]; \
+             await until(() => lock.token); \
+             const put = (address, headers = {}) => fetch(address, { \
+                 method: 'PUT', headers: { ...headers, 'Content-Type': 'application/json' }, body: '{\"title\":\"t\",\"body\":\"b\"}' }); \
+             const stored = answer => answer.headers.get('ETag').replaceAll('\"', ''); \
+             lock.version = stored(await fetch(doc(0))); \
+             const old = lock.address(doc(0) + '?release=false'); \
+             const saved = await put(doc(0), lock.headers()), refused = await put(old); \
+             lock.saved(saved); \
+             const answers = [saved.status, lock.version === stored(saved), refused.status, await lock.refused(refused)]; \
+             answers.push(stale === stored(saved), Boolean(lock.token)); \
+             await fetch(url(0) + '/release', { method: 'POST', body: JSON.stringify({ token: lock.token }) }); \
+             const lost = await put(doc(0), { ...lock.headers(), 'If-Match': '*' }); \
+             await lock.refused({ status: lost.status, data: await lost.json() }); \
+             return [early, answers, thrown(() => lock.address('https://elsewhere.example/')), lost.status, lock.lost?.kind ?? null]",
+        )
+        .await;
+        let answers = json!([200, true, 412, true, true, true]);
+        assert_eq!(told, json!([["Error", "Error"], answers, "Error", 409, "released"]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_snapshot_never_changes_and_is_another_one_after_each_change() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const lock = DocLock.open(url(0)), { subscribe, getSnapshot } = lock; \
+             let changes = 0; \
+             const first = getSnapshot(), isSame = first === getSnapshot(), end = subscribe(() => changes++); \
+             await until(() => getSnapshot().state === 'mine'); \
+             const second = getSnapshot(), heard = changes; \
+             end(); \
+             await lock.release(); \
+             return [isSame, first.state, Object.isFrozen(first), second.token.length, second.state, heard > 0, heard === changes, \
+                 getSnapshot().state]",
+        )
+        .await;
+        assert_eq!(told, json!([true, "unknown", true, 36, "mine", true, true, "free"]));
+    })
+    .await;
+}
+
 /// In Node, if it is installed.
 #[test]
-fn the_module_can_be_imported_where_there_is_no_page() {
-    let client = concat!(env!("CARGO_MANIFEST_DIR"), "/src/web/assets/client.js");
-    let code = "const text = require('fs').readFileSync(process.argv[1]).toString('base64'); \
-         import('data:text/javascript;base64,' + text).then(it => console.log(Object.keys(it).join()))";
-    match Command::new("node").args(["-e", code, client]).output() {
+fn the_modules_can_be_imported_where_there_is_no_page() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web/");
+    for (name, exports) in [
+        ("client.js", "DocLock,Fields,place,versionIn"),
+        ("elements.js", "texts"),
+        ("keep.js", "clear,keep"),
+    ] {
+        let code = "import(process.argv[1]).then(it => console.log(Object.keys(it).join()))";
+        match Command::new("node").args(["-e", code, &format!("{folder}{name}")]).output() {
+            Ok(output) => {
+                let shown = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), exports, "{shown}");
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+        }
+    }
+}
+
+/// By npm, if it is installed.
+#[test]
+fn the_npm_package_has_the_files_that_the_server_serves_and_the_version_of_the_crate() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web");
+    match Command::new("npm").args(["pack", "--dry-run", "--json"]).current_dir(folder).output() {
         Ok(output) => {
-            let shown = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "DocLock", "{shown}");
+            let packed: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let names: Vec<_> = packed[0]["files"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|it| it["path"].as_str().unwrap())
+                .collect();
+            assert_eq!(
+                names,
+                [
+                    "README.md",
+                    "client.d.ts",
+                    "client.js",
+                    "elements.d.ts",
+                    "elements.js",
+                    "keep.js",
+                    "package.json"
+                ]
+            );
+            assert_eq!(packed[0]["version"], env!("CARGO_PKG_VERSION"));
         }
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
     }

@@ -202,7 +202,7 @@ class Keeper {
   #stored;              // the text that is stored, as far as this page knows
   #own = null;          // the typed text as it is to be kept; `null`: there is none
   #isTyped = false;     // something may have been typed since the last write
-  #reading = null; #writing = null; #isDue = false;
+  #reading = null; #writing = null; #isDue = false; #isTold = false;
   #sent = new Map();    // what the page showed when each save was sent
   #ends = new AbortController();
   #release = () => {};
@@ -330,7 +330,13 @@ class Keeper {
   #report(error) { this.#options.onproblem?.(PROBLEMS[error?.name] ?? 'unavailable', error); }
 
   // Not before the server has named the person: the text is theirs, and nobody else may see it.
-  #look() { if (this.#page.person) this.#reading ??= this.#readKept(); }
+  #look() {
+    if (this.#page.person) this.#reading ??= this.#readKept();
+    else if (this.#lock.token && !this.#isTold) {
+      this.#isTold = true;
+      this.#options.onproblem?.('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
+    }
+  }
 
   async #readKept() {
     try {
@@ -360,7 +366,8 @@ class Keeper {
   // typed would overwrite another person's text.
   #adopt({ version, base }) {
     [this.#isTyped, this.#stored] = [true, base];
-    if (version) this.#lock.version = version;
+    // A page that shows an unsaved text says itself which version it shows.
+    if (version && !(this.#options.isUnsaved && this.#lock.version)) this.#lock.version = version;
   }
 
   /** Writes the text of this page, and forgets these then. */
@@ -389,7 +396,7 @@ class Keeper {
         const left = this.#source.write(typed) ?? {};
         // An editor may show it later.
         this.#take(false, { ...this.#read(), ...Object.fromEntries(Object.entries(typed).filter(([name]) => !Object.hasOwn(left, name))) });
-        this.#replace([text]);
+        this.#replace(Object.keys(left).length ? [] : [text]);
         return left;
       },
       discard: () => this.#forget(text),

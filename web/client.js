@@ -184,6 +184,20 @@ function sendLast(url, body) {
 // A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.
 const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
 
+// Of `fetch`, of an XMLHttpRequest, or of another library.
+const headerOf = (answer, name) =>
+  answer.headers?.get?.(name) ?? answer.headers?.[name.toLowerCase()] ?? answer.getResponseHeader?.(name) ?? null;
+
+/** The body as JSON; empty if it is none. */
+async function problemIn(answer) {
+  try {
+    const body = answer instanceof Response ? await answer.clone().text() : answer.data ?? answer.responseText;
+    return Object(typeof body === 'string' ? JSON.parse(body) : body);
+  } catch {
+    return {};
+  }
+}
+
 // Why a lock is lost by this answer, if the answer says so.
 function lossIn({ status, body }) {
   if (body.code === 'person_changed') return { kind: body.code };
@@ -191,13 +205,15 @@ function lossIn({ status, body }) {
   return body.cause ? { ...body, kind: body.cause === 'taken_over' ? 'broken' : body.cause } : {};
 }
 
+const REFUSALS = [401, 409, 412, 423];   // perhaps because of a lock
+
 const PERSON_CHANGED = {
   status: 409, code: 'person_changed', title: 'Conflict',
   detail: 'somebody else has logged in since this page was opened: open the page again',
 };
 
 /** The version in an `ETag`, if it is one of ours. A proxy that compresses makes it weak, and may add its own ending. */
-const versionIn = tag => tag?.match(/^(?:W\/)?"?([0-9a-f]{32})(?:-\w+)?"?$/)?.[1] ?? null;
+export const versionIn = tag => tag?.match(/^(?:W\/)?"?([0-9a-f]{32})(?:-\w+)?"?$/)?.[1] ?? null;
 
 /** The address without what the headers say. */
 function bare(url) {
@@ -230,7 +246,7 @@ function absolute(url) {
 }
 
 /** The parts of the URL of a lock: the lock API, the path, and the name in events and heartbeats. */
-function place(url) {
+export function place(url) {
   const [, base, collection, id] = absolute(url).match(/^(.*)\/([^/]+)\/([^/]+)\/?$/) ?? [];
   if (!id) throw new TypeError(`${url} is not the URL of a lock: it must end with the collection and the id.`);
   return { base, path: `${base}/${collection}/${id}`, key: `${decoded(collection)}/${decoded(id)}` };
@@ -486,21 +502,60 @@ class Feed {
 
 // ---- the lock -------------------------------------------------------------------------------
 
-const elementsOf = form => Reflect.get(HTMLFormElement.prototype, 'elements', form);   // a field may have this name
-
 const WITHOUT_TEXT = ['checkbox', 'radio', 'file', 'range', 'color', 'submit', 'image', 'reset'];
 
-/** Makes a field read-only, so that its text can still be read and copied. Notes in `closed` how to open it again. */
-function close(field, closed) {
-  const hasText = field.matches('textarea, input') && !WITHOUT_TEXT.includes(field.type), how = hasText ? 'readOnly' : 'disabled';
-  if (field[how] || !('form' in field) || ['fieldset', 'output', 'hidden', 'button'].includes(field.type)) return;
-  field[how] = true;
-  closed.add(() => { field[how] = false; });
+// Marks a field that is read-only because of a lock, also in a copy of the page that a script has kept.
+const CLOSED = 'data-doclock-closed';
+
+/** The fields of a form, wherever they stand in the page, and whatever their names. */
+export class Fields {
+  #form; #shown;
+
+  constructor(form) {
+    this.#form = form;
+    this.saved(this.values);
+  }
+
+  get #all() { return [...Reflect.get(HTMLFormElement.prototype, 'elements', this.#form)]; }   // a field may be named `elements`
+
+  get values() { return JSON.stringify(this.#all.map(it => [it.value, it.checked, [...it.selectedOptions ?? []].map(one => one.value)])); }
+
+  /** These values are the stored ones. */
+  saved(values) { this.#shown = values; }
+
+  isTyped() { return this.values !== this.#shown; }
+
+  hear(event) { return event.target.form === this.#form || this.#form.contains(event.target); }
+
+  /** The text of the label of the field with this name. */
+  label(name) {
+    const label = this.#all.find(it => it.name === name)?.labels?.[0]?.cloneNode(true);
+    for (const control of label?.querySelectorAll('textarea, select, button') ?? []) control.remove();
+    return label?.textContent.trim() || name;
+  }
+
+  /** Opens what was closed, or makes all fields read-only, so that their text can still be read and copied. */
+  open(isOpen) {
+    for (const field of this.#all) {
+      const closed = field.getAttribute(CLOSED);
+      if (isOpen && closed) {
+        field[closed] = false;
+        field.removeAttribute(CLOSED);
+      }
+      const hasText = field.matches('textarea, input') && !WITHOUT_TEXT.includes(field.type), how = hasText ? 'readOnly' : 'disabled';
+      if (isOpen || field[how] || !('form' in field) || ['fieldset', 'output', 'hidden', 'button'].includes(field.type)) continue;
+      field[how] = true;
+      field.setAttribute(CLOSED, how);
+    }
+  }
 }
+
+const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost', 'waiting', 'busy',
+  'problem', 'token', 'offline', 'current', 'ending'];
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
-  #lock; #waitIdleMs; #isClosed = false; #endOnInput = null; #askTimer;
+  #lock; #waitIdleMs; #isClosed = false; #endOnInput = null; #askTimer; #snapshot = null;
 
   static set headers(headers) { extra = headers; }
   static open(url, options) { return new DocLock(url, options); }
@@ -531,6 +586,7 @@ export class DocLock extends EventTarget {
     }
     const lock = this.#lock = PageLock.of(url, options.mode ?? 'exclusive');
     lock.viewers.add(this);
+    this.addEventListener('change', () => { this.#snapshot = null; });
     if ('version' in options) this.version = options.version;
     lock.warnMs = Math.max(lock.warnMs, options.warnMs ?? WARN_MS[0], WARN_MS[1]);
     if (options.on) this.#lockAtInput(options.on);
@@ -542,11 +598,16 @@ export class DocLock extends EventTarget {
   }
 
   static {
-    for (const name of ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost',
-      'waiting', 'busy', 'problem', 'token', 'offline', 'current', 'ending']) {
-      Object.defineProperty(this.prototype, name, { get() { return this.#lock[name]; } });
-    }
+    for (const name of FACTS) Object.defineProperty(this.prototype, name, { get() { return this.#lock[name]; } });
   }
+
+  // Functions of their own: a framework calls them without their object.
+  subscribe = listener => {
+    const hears = () => listener();
+    this.addEventListener('change', hears);
+    return () => this.removeEventListener('change', hears);
+  };
+  getSnapshot = () => this.#snapshot ??= Object.freeze(Object.fromEntries([...FACTS, 'version'].map(name => [name, this[name]])));
 
   get version() { return this.#lock.version ?? null; }
   set version(tag) { this.#lock.shows(versionIn(tag)); }
@@ -599,17 +660,14 @@ export class DocLock extends EventTarget {
       asked = performance.now();
       this.acquire();
     };
-    const isForm = target instanceof HTMLFormElement, root = isForm ? target.getRootNode() : target;
-    const hears = event => { if (!isForm || event.target.form === target || target.contains(event.target)) asks(); };
-    if (isForm) target.setAttribute('autocomplete', 'off');   // as `keep`
-    root.addEventListener('input', hears);   // fields may stand outside of their form
-    const closed = new Set();   // the fields that are read-only because of this lock
+    const fields = target instanceof HTMLFormElement ? new Fields(target) : null, root = fields ? target.getRootNode() : target;
+    const hears = event => { if (!fields || fields.hear(event)) asks(); };
+    if (fields) target.setAttribute('autocomplete', 'off');   // as `keep`
+    root.addEventListener('input', hears);
     const draws = () => {
       if (target.dataset && this.#isClosed) delete target.dataset.doclock;
       else if (target.dataset) target.dataset.doclock = this.state;
-      const isOpen = this.#isClosed || !['held', 'mine_elsewhere', 'frozen'].includes(this.state);
-      if (!isOpen) for (const field of isForm ? elementsOf(target) : []) close(field, closed);
-      else for (const opens of closed) closed.delete(opens) && opens();
+      fields?.open(this.#isClosed || !['held', 'mine_elsewhere', 'frozen'].includes(this.state));
     };
     this.addEventListener('change', draws);
     this.#endOnInput = () => {
@@ -617,6 +675,11 @@ export class DocLock extends EventTarget {
       draws();
     };
   }
+
+  headers() { return this.#lock.headers(); }
+  address(url) { return this.#lock.address(url); }
+  saved(answer) { this.#lock.saved(versionIn(headerOf(answer, 'ETag'))); }
+  async refused(answer) { return this.#lock.refused({ status: answer.status, body: await problemIn(answer) }); }
 
   /** `locks`: other `DocLock`s that this request needs as well. */
   async fetch(url, init = {}, { releases = false, saves = true, locks = [] } = {}) {
@@ -646,6 +709,7 @@ class PageLock {
   #sent = new Set();     // requests under way by `fetch`
   #saves = Promise.resolve();   // one after the other
   #written;              // the version that this page has written last, until it is told of the write
+  #foreign = null;       // the request of another library that is under way
   #told;                 // the version of which this page was told last; `null` if it was not known, or there was none
   #longest = 0;          // the longest time before an idle end
   #end = null;           // the next end that no heartbeat moves: its two clocks, and why
@@ -997,10 +1061,45 @@ class PageLock {
     }
   }
 
+  // Without a token the server would check only the session, which may hold the lock in another tab.
+  #need() { if (!this.token) throw new Error('This page does not have the lock.'); }
+
+  // For a request of another library. `saved` or `refused` ends it, or else the next one.
+  headers() {
+    this.#need();
+    this.#answered(false);
+    this.#tell('writing', this.#foreign = {});
+    return {
+      'Lock-Token': `<urn:uuid:${this.token}>`, 'Doclock-Tab': tabId, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(idleMs()),
+      ...this.#person && { 'Doclock-Person': this.#person }, ...this.version && { 'If-Match': `"${this.version}"` },
+    };
+  }
+
+  #answered(isSaved) {
+    if (this.#foreign) this.#tell('written', { request: this.#foreign, isSaved });
+    this.#foreign = null;
+  }
+
+  saved(version) {
+    this.#wrote(version, true);
+    this.#answered(true);
+    this.#changed();
+  }
+
+  address(url) {
+    this.#need();
+    const whole = new URL(url, document.baseURI), { searchParams: said } = whole;
+    if (whole.origin !== new URL(this.url, document.baseURI).origin) throw new TypeError(`${url} is not of the site of the lock.`);
+    said.set('lock_token', this.token);
+    if (/^[0-9a-f-]{36}$/.test(said.get('tab') ?? tabId)) said.set('tab', tabId);   // or it is a parameter of the application
+    if (this.version) said.set('version', this.version);
+    else if (this.version === null) said.delete('version');   // it is not known after a save
+    return whole.href;
+  }
+
   async #send(url, init, locks, { releases, saves }) {
     const tokens = locks.map(lock => lock.token), all = new Headers(init.headers ?? url.headers);   // or a Request
-    // Without a token the server would check only the session, which may hold the lock in another tab.
-    if (!tokens.every(token => token)) throw new Error('This page does not have the lock.');
+    for (const lock of locks) lock.#need();
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
     if (this.#personAt(url)) all.set('Doclock-Person', this.#person);
     all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
@@ -1021,17 +1120,21 @@ class PageLock {
     if (response.ok && releases) {
       // If it was redirected, perhaps to a login page, the locks may be there still.
       for (const lock of locks) if (!response.redirected || await lock.#isGone()) lock.#free();
-    } else if (locks.length > 1 && [401, 409, 412, 423].includes(response.status)) {
-      await this.check();   // tells which of them is lost
-    } else if (response.status === 401) {
-      this.#lose({ kind: 'session_ended' });
-    } else if ([409, 412, 423].includes(response.status)) {
-      const body = await response.clone().json().catch(() => ({}));
-      if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
-      else if (body.state === 'lost') this.#lose(lossIn({ body }));
-      else await this.check();   // it may be a conflict of the application itself
+    } else if (REFUSALS.includes(response.status)) {
+      if (locks.length === 1) await this.refused({ status: response.status, body: await problemIn(response) });
+      else await this.check();   // tells which of them is lost
     }
     return response;
+  }
+
+  /** Believes a refusal of a request with this lock. Returns whether it may have been one because of the lock. */
+  async refused({ status, body }) {
+    this.#answered(false);
+    if (!REFUSALS.includes(status)) return false;
+    if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
+    else if (status === 401 || body.state === 'lost') this.#lose(lossIn({ status, body }));
+    else await this.check();   // it may be a conflict of the application itself
+    return true;
   }
 
   // After a save whose answer names no version, the version is not known.
@@ -1040,7 +1143,10 @@ class PageLock {
     if (this.version !== undefined && (version || isSave)) this.shows(version);
   }
 
-  shows(version) { [this.version, this.#told] = [version, undefined]; }
+  shows(version) {
+    [this.version, this.#told] = [version, undefined];
+    queueMicrotask(() => this.#changed());   // not before the caller knows this lock
+  }
 
   async #isGone() {
     const answer = await request('GET', this.url, PROMISED.state);
@@ -1081,16 +1187,18 @@ class PageLock {
   }
 
   // The answer tells of a save of this page, and nobody else saves while this page has the lock.
-  async #hearSave({ by, version }) {
+  async #hearSave({ by, version, whose }) {
     await Promise.allSettled(this.#sent);
     if (version === this.#written) this.#written = undefined;
-    else this.#tellSave({ by, version });
+    else this.#tellSave({ by, version }, whose);
   }
 
   // Once for each version: after a gap in the events, the page asks whether its version is still the stored one.
-  #tellSave(save) {
+  #tellSave(save, whose) {
     const isKnown = save.version && [this.version, this.#told].includes(save.version);
-    if (isKnown || this.token) return;
+    // A page that names no version may have got the lock before it hears of the last save of the holder before.
+    const isLate = whose === 'held' && this.current === null && !this.version;
+    if (isKnown || this.token && !isLate) return;
     this.#told = save.version;
     this.#tell('saved', save);
   }

@@ -98,10 +98,10 @@ export interface KeepOptions {
   /** A kept text differs from the stored one: show both, and let the person decide. */
   onkept?(text: KeptText): void;
   /**
-   * A text was not kept: the browser's storage is `full` or `unavailable` (as in private windows), or the text has more
-   * than 1 MB.
+   * A text was not kept: the browser's storage is `full` or `unavailable` (as in private windows), the text has more
+   * than 1 MB, or the server names `nobody` for whom it could be kept.
    */
-  onproblem?(problem: 'full' | 'too_large' | 'unavailable', error: unknown): void;
+  onproblem?(problem: 'full' | 'too_large' | 'unavailable' | 'nobody', error: unknown): void;
   /** The page shows an unsaved text from the beginning, as after a save that was refused. */
   isUnsaved?: boolean;
 }
@@ -192,12 +192,30 @@ export type LockEvent =
       by: string; version: string | null;
     };
 
+/** The events of a `DocLock`. */
+export interface DocLockEvents {
+  held: CustomEvent<null>;
+  lost: CustomEvent<Loss>;
+  free: CustomEvent<null>;
+  stale: CustomEvent<{ version: string }>;
+  saved: CustomEvent<Save>;
+  ending: CustomEvent<Ending>;
+  change: CustomEvent<null>;
+}
+
+/** What a lock says at one moment. */
+export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver'
+  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'version'>>;
+
 /**
- * The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free`, `stale`, `saved`,
- * `ending` and `change`. All objects of a
- * page for one document and mode share one lock, which is released when none of them needs it any more.
+ * The lock of one document. All objects of a page for one document and mode share one lock, which is released when none of
+ * them needs it any more.
  */
 export class DocLock extends EventTarget {
+  addEventListener<K extends keyof DocLockEvents>(
+    type: K, listener: (this: DocLock, event: DocLockEvents[K]) => void, options?: boolean | AddEventListenerOptions,
+  ): void;
+
   /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock. */
   static open(url: string | URL, options?: Options): DocLock;
   /**
@@ -248,7 +266,7 @@ export class DocLock extends EventTarget {
   readonly frozen: Frozen | null;
   /**
    * The version that this page shows, if it names versions. `fetch` keeps it up to date if the answers have an `ETag`;
-   * set it whenever the page shows another version.
+   * set it whenever the page shows another version. An `ETag` may be set as it is, with its quotes.
    */
   version: string | null;
   /** Whether the document still had that version when this page got the lock; `null` if that is not known. */
@@ -320,4 +338,35 @@ export class DocLock extends EventTarget {
     init?: RequestInit,
     options?: { releases?: boolean, saves?: boolean, locks?: DocLock[] },
   ): Promise<Response>;
+
+  // For requests that `fetch` of the lock does not send.
+
+  /**
+   * The headers that prove that this page holds the lock; also `If-Match`, if the page names versions. Throws if this page does
+   * not hold the lock. Headers that `DocLock.headers` gives are not among them. For one write at a time: tell its answer by
+   * `saved` or `refused`.
+   */
+  headers(): Record<string, string>;
+  /**
+   * The address with `lock_token`, `tab` (unless it is a parameter of your own) and `version` (if the page names one), which mean what the headers mean: for an HTML form. Throws if this
+   * page does not hold the lock, and for an address of another site.
+   */
+  address(url: string | URL): string;
+  /**
+   * The write with `headers()` is stored: takes the version from the `ETag`, and keeps the text no longer that the page showed when
+   * `headers` was called. Do not call it for another page that has answered, such as a login page after a redirect.
+   */
+  saved(answer: Response | XMLHttpRequest | { headers: object }): void;
+  /**
+   * The write with `headers()` is not stored. Resolves with `true` if it may have been refused because of the lock; `lost` is set by
+   * then, if the lock is lost. The body is JSON, as text or as a value in `data`; other bodies are ignored.
+   */
+  refused(answer: Response | XMLHttpRequest | { status: number; data?: unknown }): Promise<boolean>;
+
+  // For frameworks that draw when something changes, as `useSyncExternalStore` of React. Both may be called without their object.
+
+  /** Calls back at each change. Returns a function that ends this. */
+  subscribe(listener: () => void): () => void;
+  /** The same object until something changes. */
+  getSnapshot(): Snapshot;
 }

@@ -1,0 +1,302 @@
+//! The elements of `elements.js`, on the pages of the example `forms`, which have no script of their own.
+
+use super::*;
+
+const BAR: &str = "document.querySelector('doclock-form').shadowRoot.querySelector";
+const ABOUT: &str = "/article/about-us";
+
+/// Runs a test on the example, and then checks that no page has complained.
+async fn forms(args: &[&str], test: impl AsyncFnOnce(&Stage)) {
+    stage(|| Editor::of_forms(args), test).await;
+}
+
+impl Stage {
+    /// The list of articles, in the browser of a person who has logged in.
+    async fn author(&self, name: &str) -> Page {
+        let browser = Browser::start().await;
+        self.browsers.borrow_mut().push(browser.clone());
+        let page = browser.open(&self.editor.url("/")).await;
+        page.run::<()>(&format!(
+            "document.querySelector('[name=name]').value = '{name}'; document.forms[0].submit()"
+        ))
+        .await;
+        page.until("document.querySelector('form').action.endsWith('/logout')").await;
+        page
+    }
+
+    /// The page of the first article, beside this one.
+    async fn article(&self, page: &Page) -> Page {
+        page.beside(&self.editor.url(ABOUT)).await
+    }
+
+    /// The same, without JavaScript.
+    async fn plain_article(&self, page: &Page) -> Page {
+        let page = page.beside("about:blank").await;
+        page.forbid_scripts().await;
+        page.go(&self.editor.url(ABOUT)).await;
+        page
+    }
+}
+
+async fn until_mine(page: &Page) {
+    page.until("document.querySelector('doclock-form').lock.token && !document.getElementById('text').readOnly").await;
+}
+
+/// Waits until the bar of the element says this.
+async fn says(page: &Page, part: &str) {
+    page.until(&format!("{BAR}('[part=says]').textContent.includes('{part}')")).await;
+}
+
+/// Presses a button of the element.
+async fn press(page: &Page, button: &str) {
+    page.until(&format!("{BAR}('[part={button}]').checkVisibility()")).await;
+    page.run::<()>(&format!("{BAR}('[part={button}]').click()")).await;
+}
+
+async fn is_read_only(page: &Page) -> bool {
+    page.run("return document.getElementById('text').readOnly && document.getElementById('save').disabled").await
+}
+
+async fn writes(page: &Page, text: &str) {
+    page.run::<()>("document.getElementById('text').select()").await;
+    page.write("text", text).await;
+}
+
+/// Presses the button, and waits for the page that a save leads to.
+async fn saves(page: &Page) {
+    page.run::<()>("window.isOld = true").await;
+    page.click("save").await;
+    let redirected = "performance.getEntriesByType('navigation')[0].redirectCount === 1";
+    page.until(&format!("!window.isOld && {redirected}")).await;
+}
+
+#[actix_web::test]
+async fn an_ordinary_form_is_locked_saved_and_released_without_a_script_of_its_own() {
+    forms(&[], async |stage| {
+        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
+        let alice = stage.article(&list).await;
+        until_mine(&alice).await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        assert!(is_read_only(&bob).await);
+        let badge = "document.querySelector('doclock-badge').shadowRoot.textContent";
+        bobs.until(&format!("{badge}.includes('alice')")).await;
+        list.until(&format!("{badge} === 'You are editing this.'")).await;
+
+        press(&bob, "wait").await;
+        press(&bob, "stop").await;
+        writes(&alice, "first").await;
+        saves(&alice).await;
+        until_mine(&alice).await;
+        writes(&alice, "second").await;
+        saves(&alice).await;
+        assert_eq!(alice.value("text").await, "second");
+        says(&bob, "has saved").await;
+        until_mine(&alice).await;
+        alice.click("close").await;
+        alice.until("location.pathname === '/'").await;
+        list.until(&format!("{badge} === ''")).await;
+        assert_eq!(bob.value("text").await, "", "nothing changes under the eyes of a reader");
+        press(&bob, "stored").await;
+        until_mine(&bob).await;
+        assert_eq!(bob.value("text").await, "second");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn two_tabs_of_one_person_never_edit_at_once_and_the_older_text_stays() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let first = stage.article(&list).await;
+        until_mine(&first).await;
+        writes(&first, "of the first tab").await;
+        let second = stage.article(&list).await;
+        says(&second, "another tab").await;
+        press(&second, "takeOver").await;
+        until_mine(&second).await;
+        says(&first, "another tab").await;
+        assert!(is_read_only(&first).await);
+        assert_eq!(first.value("text").await, "of the first tab");
+        writes(&second, "of the second tab").await;
+        saves(&second).await;
+        until_mine(&second).await;
+
+        press(&first, "takeOver").await;
+        says(&first, "has been saved since").await;
+        assert!(is_read_only(&first).await);
+        press(&first, "replace").await;
+        until_mine(&first).await;
+        saves(&first).await;
+        assert_eq!(first.value("text").await, "of the first tab");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn an_element_that_is_moved_keeps_its_lock_and_one_that_is_removed_gives_it_back() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        let token = "document.querySelector('doclock-form').lock.token";
+        page.run::<()>(&format!("window.before = {token}; document.body.append(document.querySelector('doclock-form'))")).await;
+        page.run::<()>("window.gone = document.querySelector('doclock-form')").await;
+        page.until(&format!("{token} === before")).await;
+        page.run::<()>("gone.remove()").await;
+        page.until("gone.lock === null").await;
+        assert!(!is_read_only_of(&page, "gone").await, "as without the element");
+        list.until("document.querySelector('doclock-badge').dataset.state === 'free'").await;
+        page.run::<()>("document.body.append(gone)").await;
+        until_mine(&page).await;
+        // Another form in its place, and another element, as by htmx: the lock is passed on.
+        page.run::<()>("window.before = gone.lock.token; gone.innerHTML = '<form method=post><input id=text name=text></form>'").await;
+        page.until("gone.lock?.token === before && gone.querySelector('form').action.includes(before)").await;
+        page.run::<()>("gone.outerHTML = gone.outerHTML; window.next = document.querySelector('doclock-form')").await;
+        page.until("next !== gone && next.lock?.token === before && gone.lock === null").await;
+    })
+    .await;
+}
+
+async fn is_read_only_of(page: &Page, element: &str) -> bool {
+    page.run(&format!("return {element}.querySelector('textarea').readOnly")).await
+}
+
+/// As Turbo and htmx keep them.
+#[actix_web::test]
+async fn a_copy_of_a_closed_form_opens_when_its_lock_is_there_and_a_sorted_list_keeps_its_badges() {
+    forms(&[], async |stage| {
+        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
+        let alice = stage.article(&list).await;
+        until_mine(&alice).await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        assert!(is_read_only(&bob).await);
+        let badge = "document.querySelector('[lock$=about-us]').shadowRoot.textContent";
+        bobs.until(&format!("{badge}.includes('alice')")).await;
+        let sorted: String = bobs
+            .run(&format!(
+                "const rows = document.querySelector('ul'); rows.append(rows.firstElementChild); return {badge}"
+            ))
+            .await;
+        assert!(sorted.contains("alice"), "{sorted}");
+
+        bob.run::<()>("const old = document.querySelector('doclock-form'); old.replaceWith(old.cloneNode(true))").await;
+        says(&bob, "alice").await;
+        alice.click("close").await;
+        says(&bob, "Nobody").await;
+        press(&bob, "edit").await;
+        until_mine(&bob).await;
+        assert!(!bob.run::<bool>("return document.getElementById('save').disabled").await);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn the_version_in_the_address_of_a_form_counts_and_without_one_a_save_that_was_told_does() {
+    forms(&[], async |stage| {
+        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
+        let alice = stage.article(&list).await;
+        until_mine(&alice).await;
+        let (older, without) = (stage.article(&bobs).await, stage.article(&bobs).await);
+        let forget = "const old = document.querySelector('doclock-form'), next = old.cloneNode(true); \
+             next.querySelector('form').setAttribute('action', location.pathname); old.replaceWith(next)";
+        without.run::<()>(forget).await;
+        for page in [&older, &without] {
+            says(page, "alice").await;
+        }
+        writes(&alice, "by alice").await;
+        alice.click("close").await;
+        for page in [&older, &without] {
+            says(page, "has saved").await;
+            press(page, "edit").await;
+            says(page, "has been saved since").await;
+            assert!(is_read_only(page).await);
+            // And once more.
+            page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
+            says(page, "Nobody").await;
+            press(page, "edit").await;
+            says(page, "has been saved since").await;
+            assert!(is_read_only(page).await);
+            page.run::<()>("document.querySelector('doclock-form').remove()").await;
+        }
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_wrong_address_says_so_and_leaves_the_form_alone() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        page.run::<()>("window.told = []; console.error = (...all) => told.push(all.join(' ')); document.querySelector('doclock-form').setAttribute('lock', '/nowhere')").await;
+        says(&page, "wrong").await;
+        assert!(!is_read_only_of(&page, "document").await);
+        page.until("told.length === 1 && told[0].includes('nowhere')").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_server_that_is_killed_loses_nothing_that_was_typed_into_a_form() {
+    let _turn = STAGES.acquire().await.unwrap();
+    let shared = rig::mongod::shared_replica_set().await;
+    let database = rig::fresh_database(shared.uri()).await;
+    let secret = "0123456789".repeat(5);
+    let args = ["--mongodb", shared.uri(), "--database", database.name(), "--secret", &secret];
+    let mut stage = Stage { editor: Editor::of_forms(&args), browsers: RefCell::default() };
+    let list = stage.author("alice").await;
+    let page = stage.article(&list).await;
+    until_mine(&page).await;
+    writes(&page, "typed before the crash").await;
+    let (url, address) = (stage.editor.url(ABOUT), stage.editor.url("").replace("http://", ""));
+    drop(std::mem::replace(&mut stage.editor, Editor::of_forms(&args)));
+    page.click("save").await;
+    page.until("location.protocol === 'chrome-error:'").await;
+    let again = Editor::of_forms(&[&args[..], &["--bind", &address]].concat());
+    page.go(&url).await;
+    until_mine(&page).await;
+    assert_eq!(
+        page.value("text").await,
+        "",
+        "nothing was stored, and nothing is restored silently"
+    );
+    press(&page, "restore").await;
+    saves(&page).await;
+    assert_eq!(page.value("text").await, "typed before the crash");
+    drop((page, list, again));
+}
+
+#[actix_web::test]
+async fn the_same_pages_work_without_javascript() {
+    forms(&[], async |stage| {
+        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
+        let (alice, bob) = (stage.plain_article(&list).await, stage.plain_article(&bobs).await);
+        // Without the lock nothing is saved, and the text stays.
+        alice.write("text", "typed").await;
+        alice.click("save").await;
+        alice.until_says("why", "does not hold the lock").await;
+        assert_eq!(alice.value("text").await, "typed");
+        alice.click("lock").await;
+        alice.until_says("stored-title", "about-us").await;
+        assert_eq!(alice.value("text").await, "typed");
+        bob.click("lock").await;
+        bob.until_says("why", "is locked by alice").await;
+        saves(&alice).await;
+        assert_eq!(alice.value("text").await, "typed");
+        let older = stage.plain_article(&list).await;
+        alice.write("text", " more").await;
+        saves(&alice).await;
+        older.write("text", " older").await;
+        older.click("save").await;
+        older.until_says("why", "has changed since this page was opened").await;
+        assert_eq!(older.value("text").await, "typed older");
+        alice.click("close").await;
+        alice.until("location.pathname === '/'").await;
+        bob.click("lock").await;
+        bob.until("!document.getElementById('why')").await;
+        assert_eq!(bob.value("text").await, "typed more");
+    })
+    .await;
+}

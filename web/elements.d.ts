@@ -1,0 +1,19 @@
+// Types of elements.js.
+
+import type { DocLock } from './client.js';
+
+/** The texts by language. Replace texts and add languages in the script that imports this module. A text that is missing is English. */
+export const texts: Record<string, Record<string, string>>;
+
+/** Locks the document of the form in it. See the guide for the attributes. */
+export interface DocLockForm extends HTMLElement {
+  /** `null` until there is a form. */
+  readonly lock: DocLock | null;
+}
+
+declare global {
+  interface HTMLElementTagNameMap {
+    'doclock-form': DocLockForm;
+    'doclock-badge': HTMLElement;
+  }
+}

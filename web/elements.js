@@ -1,0 +1,628 @@
+// Two elements for ordinary pages, which need no script of their own:
+//
+//   <script type="module" src="/locks/elements.js"></script>
+//   <doclock-form lock="/locks/workitem/42" version="…"><form method="post" action="/workitem/42">…</form></doclock-form>
+//   <doclock-badge lock="/locks/workitem/42"></doclock-badge>
+//
+// `doclock-form` locks the document of the form in it, and says what happens to the lock. `doclock-badge` says in a list who is
+// editing. The guide has their attributes; types are in elements.d.ts.
+
+import { DocLock, Fields, place, versionIn } from './client.js';
+
+const AGAIN_MS = 1_000;    // a second submit within this time is a double click
+const SETTLED_MS = 400;    // a click within this time may be meant for the button that stood there before
+const SLOW_MS = 1_000;     // after this time without an answer, the person is told
+const LEAVING_MS = 5_000;  // after a submit, the page is probably about to go
+
+// ---- the texts ------------------------------------------------------------------------------
+
+/** By language; most names are those of states, losses, ends and problems. Pages may replace texts and add languages. */
+export const texts = {
+  en: {
+    somebody: 'Somebody', asking: 'Waiting for the server.', address: 'This form has no lock: its address is wrong.',
+    held: '{holder} has been editing this since {since}.', other: '{holder} is editing this.', mine: 'You are editing this.',
+    mine_elsewhere: 'You are editing this in another tab.', free: 'Nobody is editing this now.', granted: 'You can edit now.',
+    waiting: 'You can edit as soon as it is free. This page will tell you.',
+    sure: '{holder} cannot save any more then, and keeps the typed text. Take over?',
+    frozen: 'Nobody can start to edit before {until}.', reason: 'Reason: {reason}', offline: 'The server cannot be reached.',
+    problem: 'The server says: {detail}', login_required: 'Log in to edit this.', until: 'Your lock lasts until {until}.',
+    stale: 'This document has been saved since this page was opened.', saved: '{by} has saved this document.',
+    unknown: 'You do not have the lock any more.', released: 'You do not have the lock any more.', expired: 'Your lock has expired.',
+    broken: '{by} has ended your lock.', session_ended: 'Your login has ended. Log in again in another tab, then go on here.',
+    person_changed: 'Somebody else is logged in now, who cannot save your text.', unsaved: 'Your text is not saved.',
+    idle: 'Nobody has touched this page for a while: your lock ends at {at}.', session: 'Your login ends at {at}. Save your text.',
+    max_hold: 'Nobody may edit for longer: your lock ends at {at}. Save your text.',
+    older: 'The document has been saved since then.', left: 'This has no place in this form any more:',
+    unkept: 'This browser keeps no text: save often.', kept: 'You typed this ({at}) and did not save it:',
+    sent: 'You sent this ({at}), and something else is stored now:', now: 'Stored: {now}',
+    edit: 'Edit', again: 'Go on editing', here: 'Edit here', takeOver: 'Take over…', yes: 'Take over', no: 'No',
+    wait: 'Edit when it is free', stop: 'Only read', extend: 'Go on editing', stored: 'Show the saved document',
+    replace: 'Replace it with my text', restore: 'Put it into the form', discard: 'Discard it',
+  },
+  de: {
+    somebody: 'Jemand', asking: 'Der Server hat noch nicht geantwortet.', address: 'Dieses Formular hat keine Sperre: Seine Adresse ist falsch.',
+    held: '{holder} bearbeitet dies seit {since}.', other: '{holder} bearbeitet dies.', mine: 'Sie bearbeiten dies.',
+    mine_elsewhere: 'Sie bearbeiten dies in einem anderen Tab.', free: 'Niemand bearbeitet dies jetzt.', granted: 'Sie können es jetzt bearbeiten.',
+    waiting: 'Sie können es bearbeiten, sobald es frei ist. Diese Seite sagt es Ihnen.',
+    sure: '{holder} kann dann nicht mehr speichern und behält den getippten Text. Übernehmen?',
+    frozen: 'Vor {until} kann niemand mit dem Bearbeiten beginnen.', reason: 'Grund: {reason}', offline: 'Der Server ist nicht erreichbar.',
+    problem: 'Der Server sagt: {detail}', login_required: 'Melden Sie sich an, um dies zu bearbeiten.', until: 'Ihre Sperre gilt bis {until}.',
+    stale: 'Das Dokument wurde gespeichert, seit diese Seite geöffnet wurde.', saved: '{by} hat dieses Dokument gespeichert.',
+    unknown: 'Sie haben die Sperre nicht mehr.', released: 'Sie haben die Sperre nicht mehr.', expired: 'Ihre Sperre ist abgelaufen.',
+    broken: '{by} hat Ihre Sperre beendet.', session_ended: 'Ihre Anmeldung ist zu Ende. Melden Sie sich in einem anderen Tab an, und fahren Sie dann hier fort.',
+    person_changed: 'Jetzt ist jemand anderes angemeldet und kann Ihren Text nicht speichern.', unsaved: 'Ihr Text ist nicht gespeichert.',
+    idle: 'Seit einer Weile hat niemand diese Seite benutzt: Ihre Sperre endet um {at}.', session: 'Ihre Anmeldung endet um {at}. Speichern Sie Ihren Text.',
+    max_hold: 'Länger darf niemand bearbeiten: Ihre Sperre endet um {at}. Speichern Sie Ihren Text.',
+    older: 'Das Dokument wurde seither gespeichert.', left: 'Das hat in diesem Formular keinen Platz mehr:',
+    unkept: 'Dieser Browser bewahrt keinen Text auf: Speichern Sie oft.', kept: 'Sie haben dies getippt ({at}) und nicht gespeichert:',
+    sent: 'Sie haben dies abgeschickt ({at}), und gespeichert ist jetzt etwas anderes:', now: 'Gespeichert: {now}',
+    edit: 'Bearbeiten', again: 'Weiter bearbeiten', here: 'Hier bearbeiten', takeOver: 'Übernehmen…', yes: 'Übernehmen', no: 'Nein',
+    wait: 'Bearbeiten, sobald es frei ist', stop: 'Nur lesen', extend: 'Weiter bearbeiten', stored: 'Gespeichertes Dokument zeigen',
+    replace: 'Durch meinen Text ersetzen', restore: 'In das Formular übernehmen', discard: 'Verwerfen',
+  },
+};
+
+/** The language of this part of the page, if `Intl` knows it. */
+function languageOf(element) {
+  const said = element.closest('[lang]')?.lang || navigator.language;
+  try { return Intl.getCanonicalLocales(said)[0] ?? 'en'; } catch { return 'en'; }
+}
+
+/** A name cannot reverse the direction of its sentence. */
+const isolated = text => `\u2068${String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, '')}\u2069`;
+
+/** The sentence in the language of the element. The time of another day has its date. */
+function say(element, name, values = {}) {
+  const language = languageOf(element), table = [language, language.split('-')[0]].map(it => texts[it]).find(Boolean);
+  const text = table?.[name] ?? texts.en[name] ?? name;
+  return text.replace(/\{(\w+)\}/g, (_, key) => {
+    const value = values[key];
+    if (!(value instanceof Date)) return isolated(value || table?.somebody || texts.en.somebody);
+    const isToday = value.toDateString() === new Date().toDateString();
+    return value.toLocaleString(language, { timeStyle: 'short', ...!isToday && { dateStyle: 'short' } });
+  });
+}
+
+/** A screen reader reads everything aloud that is put into the page, even if it was there before. */
+function put(node, text) { if (node.textContent !== text) node.textContent = text; }
+function reveal(node, isShown) { if (node.hidden === isShown) node.hidden = !isShown; }
+
+// A strict Content-Security-Policy forbids <style>, but not this.
+function styled(css) {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(css);
+  return sheet;
+}
+
+const make = (name, properties, ...children) => {
+  const node = Object.assign(document.createElement(name), properties);
+  node.append(...children);
+  return node;
+};
+
+// A server that renders pages may import this file, too.
+const Base = globalThis.HTMLElement ?? class {};
+
+// ---- the form -------------------------------------------------------------------------------
+
+const fieldsOf = new WeakMap();   // by form: they know what was typed, also if the element is removed and put back
+
+/** One form and the lock of its document. `draw` is called at each change. */
+class Editing {
+  lock; fields; kept = [];   // texts that were typed earlier
+  stale = null;              // the version that is stored instead of the one in this form; '' if it is not known
+  #form; #element; #draw; #explain; #isLazy; #keeper = null;
+  #isKept = true; #saved = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false;
+  #began = performance.now(); #submitted = -Infinity; #left = -Infinity;
+  #addresses = new Map();    // by element: the name of its attribute, its own address, and the one that was written here
+  #ends = new AbortController();
+
+  /** Throws if the address of the lock is wrong. */
+  constructor(element, form, draw, explain) {
+    [this.#element, this.#form, this.#explain] = [element, form, explain];
+    this.#draw = () => { if (!this.#ends.signal.aborted) draw(); };
+    const url = element.getAttribute('lock'), { signal } = this.#ends;
+    this.fields = fieldsOf.get(form) ?? new Fields(form);
+    fieldsOf.set(form, this.fields);
+    if (!url) throw new TypeError('The attribute `lock` is missing.');
+    this.#isLazy = element.getAttribute('on') === 'input';
+    form.setAttribute('autocomplete', 'off');   // the browser should not put the text of an earlier visit over the stored one
+    this.lock = DocLock.open(url, {
+      ...this.#isLazy && { on: form }, version: this.#named(form.getAttribute('action')) ?? element.getAttribute('version'),
+      onheld: () => this.#holds(),
+      onstale: ({ version }) => { this.stale = version ?? ''; this.#draw(); },
+      onsaved: ({ by }) => this.#hear(by ?? ''),
+      onchange: this.#draw,
+    });
+    if (this.lock.token) this.lock.acquire();   // of an earlier form or element of this page, which is about to give it up
+    if (element.getAttribute('keep') !== 'no') this.#keep();
+    this.#listen(signal);
+    setTimeout(this.#draw, SLOW_MS + 50);
+  }
+
+  #keep() {
+    this.#keeper = this.lock.keep(this.#form, {
+      onkept: text => { this.kept.push(text); this.#draw(); },
+      onproblem: () => { this.#isKept = false; this.#draw(); },
+      isUnsaved: this.#element.hasAttribute('unsaved'),
+    });
+  }
+
+  #listen(signal) {
+    const root = this.#form.getRootNode();
+    // In the capture phase, because other listeners may read the address.
+    root.addEventListener('submit', event => event.target === this.#form && this.#submit(event), { signal, capture: true });
+    root.addEventListener('input', event => {
+      if (!this.#isNews || !this.fields.hear(event)) return;
+      this.#isNews = false;
+      this.#draw();
+    }, { signal });
+    document.addEventListener('visibilitychange', this.#draw, { signal });
+    // A request of a script: the page stays.
+    const sent = new Map();
+    this.lock.addEventListener('writing', ({ detail }) => sent.set(detail, this.fields.values));
+    this.lock.addEventListener('written', ({ detail }) => {
+      if (detail.isSaved && sent.has(detail.request)) {
+        this.fields.saved(sent.get(detail.request));
+        this.#element.removeAttribute('unsaved');
+      }
+      sent.delete(detail.request);
+    });
+  }
+
+  close() {
+    this.#ends.abort();
+    this.fields.open(true);
+    for (const [node, { name, own, ours }] of this.#addresses) {
+      if (node.getAttribute(name) !== ours) continue;   // the page has set another one
+      own === null ? node.removeAttribute(name) : node.setAttribute(name, this.#withVersion(own));
+    }
+    this.#keeper?.then(keeper => keeper.close());
+    this.lock.close();
+  }
+
+  #holds() {
+    // Without a version, nothing else tells that the page shows an older text.
+    this.stale = (this.#saved !== null || this.stale === '') && !this.lock.current ? '' : null;
+    [this.#isNews, this.#hasAsked, this.#saved] = [this.#hasAsked, false, null];
+    this.#draw();
+  }
+
+  #hear(by) {
+    if (this.lock.token) this.stale = '';   // the lock was granted before the event came
+    else this.#saved = by;
+    this.#draw();
+  }
+
+  get isNews() { return this.#isNews; }
+  get isOpen() { return Boolean(this.lock.token) && this.stale === null; }
+  /** True if a text that was typed earlier can be put into the fields. */
+  get takesText() { return this.#isLazy || this.isOpen; }
+  get hasUnsaved() { return this.#element.hasAttribute('unsaved') || this.fields.isTyped(); }
+
+  // -- what the person does
+
+  #ask(how) {
+    this.#hasAsked = true;
+    this.lock[how]();
+  }
+
+  edit() { this.#ask('acquire'); }
+  wait() { this.#ask('wait'); }
+  extend() { this.lock.extend(); }
+  stop() {
+    this.#hasAsked = false;
+    this.lock.stopWaiting();
+  }
+
+  takeOver() {
+    if (this.lock.state === 'mine_elsewhere') return this.#ask('takeOver');
+    this.#asksAbout = this.lock.since?.getTime() ?? this.lock.holder;
+    this.#draw();
+  }
+
+  yes() {
+    this.#asksAbout = null;
+    this.#ask('takeOver');
+  }
+
+  no() {
+    this.#asksAbout = null;
+    this.#draw();
+  }
+
+  replace() { this.shows(this.stale); }
+  restore() { this.#decide('restore'); }
+  discard() { this.#decide('discard'); }
+
+  async #decide(what) {
+    const text = this.kept.shift();
+    if (!text) return;
+    this.#draw();
+    const left = await text[what]();
+    // What has no place in this form can only be read, and discarded.
+    if (what === 'restore' && Object.keys(left).length) this.kept.unshift(Object.assign(Object.create(text), { left }));
+    this.#draw();
+  }
+
+  shows(version) {
+    [this.stale, this.#saved] = [null, null];
+    this.lock.version = version;
+    this.#draw();
+  }
+
+  // -- the ordinary request of the form
+
+  async #submit(event) {
+    const { submitter } = event;
+    if (!this.#isPost(submitter)) return;
+    const isAgain = this.#isAsking || performance.now() - this.#submitted < AGAIN_MS;
+    if (this.isOpen && !isAgain) {
+      this.#left = performance.now();
+      setTimeout(this.#draw, LEAVING_MS + 50);
+      setTimeout(() => { if (!event.defaultPrevented) this.#submitted = performance.now(); });   // the page may check its fields
+      return this.#address(submitter);
+    }
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    if (isAgain) return;
+    this.#left = -Infinity;
+    // Whoever types and presses Enter at once is sent when the lock is there.
+    this.#isAsking = true;
+    if (!this.lock.token) await this.lock.acquire();
+    this.#isAsking = false;
+    if (this.#ends.signal.aborted) return;
+    if (this.isOpen) return this.#form.requestSubmit(submitter?.form === this.#form ? submitter : null);
+    this.#draw();
+    this.#explain();
+  }
+
+  #isPost(submitter) { return /^post$/i.test(submitter?.getAttribute('formmethod') ?? this.#form.getAttribute('method') ?? ''); }
+
+  /** The version in this address. */
+  #named(address) {
+    try { return versionIn(new URL(address ?? '', document.baseURI).searchParams.get('version')); } catch { return null; }
+  }
+
+  /** An address of the page itself, with the version of now if it named one. */
+  #withVersion(address) {
+    const named = this.#named(address);
+    return named && this.lock.version ? address.replace(named, this.lock.version) : address;
+  }
+
+  /** Writes lock, tab and version into the address to which the form is sent. */
+  #address(submitter = null) {
+    const places = [[this.#form, 'action'], ...submitter?.hasAttribute('formaction') ? [[submitter, 'formaction']] : []];
+    for (const [node, name] of places) {
+      const written = node.getAttribute(name), known = this.#addresses.get(node);
+      // The page has set another address, perhaps with the text of another version.
+      const named = this.#named(written);
+      if (known && written !== known.ours && named && named !== this.lock.version) this.shows(named);
+      const own = known && written === known.ours ? known.own : written;
+      let ours;
+      try { ours = this.lock.address(written || location.href); } catch { continue; }   // of another site, which should not learn of the lock
+      this.#addresses.set(node, { name, own, ours });
+      if (ours !== written) node.setAttribute(name, ours);
+    }
+  }
+
+  // -- what is shown
+
+  /** Before each drawing: opens or closes the fields, and writes the address, because a script may submit the form without an event. */
+  settle() {
+    if (!this.#isLazy) this.fields.open(this.isOpen);   // the lock itself closes a lazy form
+    if (this.isOpen && this.#isPost()) this.#address();
+  }
+
+  /** What is said: its weight, its sentences, and what the person can do. */
+  get view() {
+    const { lock } = this, { state, token, lost, ending } = lock;
+    const unsaved = this.hasUnsaved && ['unsaved'], trouble = this.#trouble();
+    if (token) {
+      if (this.stale !== null) return { kind: 'warn', says: ['stale'], more: ending ? [ending.why, ending] : unsaved, does: this.stale ? ['stored', 'replace'] : ['stored'] };
+      if (ending) return { kind: 'warn', says: [ending.why, ending], does: ending.canExtend ? ['extend'] : [] };
+      if (trouble) return { kind: 'warn', says: trouble, more: ['until', { until: new Date(lock.expiresAt) }] };
+      if (this.#isNews) return { kind: 'info', says: ['granted'], more: !this.#isKept && ['unkept'] };
+      return this.#isKept ? {} : { kind: 'info', says: ['unkept'] };
+    }
+    if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === (lock.since?.getTime() ?? lock.holder)) {
+      return { kind: 'warn', says: ['sure', lock], does: ['no', 'yes'] };
+    }
+    const does = lock.waiting ? ['stop'] : state === 'held' ? ['wait'] : ['mine_elsewhere', 'frozen'].includes(state) ? [] : ['edit'];
+    if (lock.mayTakeOver || state === 'mine_elsewhere') does.push('takeOver');
+    if (lost) {
+      if (performance.now() - this.#left < LEAVING_MS) return {};
+      return { kind: 'bad', says: this.#loss(lost), more: trouble || (lost.reason ? ['reason', lost] : unsaved), does };
+    }
+    if (this.#saved !== null) return { kind: 'info', says: ['saved', { by: this.#saved }], more: trouble || ['held', 'mine_elsewhere', 'frozen'].includes(state) && this.#standing(), does: [...does, 'stored'] };
+    if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || lock.waiting && ['waiting'], does };
+    if (['mine_elsewhere', 'frozen'].includes(state)) return { kind: 'info', says: this.#standing(), more: trouble || lock.frozen?.reason && ['reason', lock.frozen], does };
+    if (trouble) return { kind: 'bad', says: trouble, does };
+    if (this.#isLazy) return {};   // nobody has typed yet
+    if (state === 'free') return { kind: 'info', says: ['free'], does };
+    return performance.now() - this.#began < SLOW_MS ? {} : { kind: 'info', says: ['asking'] };
+  }
+
+  #trouble() {
+    const { problem, offline } = this.lock;
+    if (offline) return ['offline'];
+    if (!problem) return null;
+    if (!problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
+    return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
+  }
+
+  #standing() {
+    const { state, since, frozen } = this.lock;
+    return state === 'frozen' ? ['frozen', frozen] : [state === 'held' && !since ? 'other' : state, this.lock];
+  }
+
+  #loss({ kind, by }) {
+    if (['person_changed', 'session_ended'].includes(kind)) return [kind];
+    if (['held', 'mine_elsewhere', 'frozen'].includes(this.lock.state)) return this.#standing();
+    return [kind, { by }];
+  }
+
+  get labels() {
+    return { edit: this.lock.lost ? 'again' : 'edit', takeOver: this.lock.state === 'mine_elsewhere' ? 'here' : 'takeOver' };
+  }
+}
+
+const LOOKS = globalThis.document && styled(`
+  :host { display: block }
+  :host([hidden]), [hidden] { display: none !important }
+  section {
+    margin-block-end: 1rem; padding: .6rem .9rem; border: 1px solid; border-inline-start-width: .35rem; border-radius: .25rem;
+    background: Canvas; color: CanvasText; overflow-wrap: anywhere;
+  }
+  section[data-kind=""] { margin: 0; border: 0; padding: 0 }   /* not hidden: a screen reader listens to what is there already */
+  section[data-kind=bad] { border-color: #b3261e }
+  section[data-kind=warn] { border-color: #8a5a00 }
+  p, dl { margin: 0 0 .4rem }
+  :empty { margin: 0 }
+  dt { font-weight: bold }
+  dd { margin: 0 0 .4rem; white-space: pre-wrap; max-block-size: 12rem; overflow: auto }
+  .buttons { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center }
+  button, a { font: inherit; min-block-size: 2.25rem; padding-inline: .8rem }
+  a { display: inline-flex; align-items: center; color: LinkText }
+  :focus-visible { outline: 2px solid; outline-offset: 2px }
+`);
+
+const BUTTONS = ['edit', 'takeOver', 'no', 'yes', 'wait', 'stop', 'extend', 'replace'], OF_TEXT = ['restore', 'discard'];
+
+class DocLockForm extends Base {
+  static observedAttributes = ['lock', 'version', 'on', 'lang'];
+
+  #editing = null; #form = null;
+  #parts = {}; #offers = ''; #settled = -Infinity; #title = null;
+  // The form may come later than its element, and be another one after a while.
+  #observer = globalThis.MutationObserver && new MutationObserver(() => this.#meet());
+
+  constructor() {
+    super();
+    this.attachShadow({ mode: 'open' }).adoptedStyleSheets.push(LOOKS);
+    const part = (name, tag, properties, ...children) => this.#parts[name] = make(tag, { part: name, ...properties }, ...children);
+    const button = name => part(name, 'button', { type: 'button', hidden: true, onclick: event => this.#press(event, name) });
+    const told = (...nodes) => {
+      const node = make('div', {}, ...nodes);
+      node.setAttribute('aria-live', 'polite');
+      return node;
+    };
+    this.shadowRoot.append(
+      part('bar', 'section', {},
+        this.#parts.told = told(part('says', 'p', { tabIndex: -1 }), part('more', 'p')),
+        make('div', { className: 'buttons' }, ...BUTTONS.map(button), 
+          part('stored', 'a', { hidden: true, onclick: event => { if (this.#isHasty(event)) event.preventDefault(); } }))),
+      part('kept', 'section', {},
+        told(part('keptAt', 'p'), part('keptOn', 'p')), part('differences', 'dl'),
+        make('div', { className: 'buttons' }, ...OF_TEXT.map(button))),
+      make('slot'));
+  }
+
+  /** The lock; `null` until there is a form. */
+  get lock() { return this.#editing?.lock ?? null; }
+
+  // An element that is moved is removed and put back at once; it keeps its lock.
+  connectedCallback() {
+    this.#observer.observe(this, { childList: true, subtree: true });
+    if (document.readyState !== 'loading') return this.#meet();
+    document.addEventListener('DOMContentLoaded', () => this.#meet(), { once: true });   // all fields of the form are there
+  }
+
+  disconnectedCallback() {
+    queueMicrotask(() => {
+      if (this.isConnected) return;
+      this.#observer.disconnect();
+      this.#begin(null);
+    });
+  }
+
+  attributeChangedCallback(name, before, value) {
+    if (before === value || !this.#form) return;
+    if (name === 'lang') this.#draw();
+    else if (name === 'version' && this.#editing) this.#editing.shows(value);
+    else this.#begin(this.isConnected ? this.#form : null);
+  }
+
+  #meet() {
+    if (!this.isConnected || document.readyState === 'loading') return;
+    const isOurs = form => form?.closest('doclock-form') === this;
+    const form = isOurs(this.#form) ? this.#form : [...this.querySelectorAll('form')].find(isOurs) ?? null;
+    if (form === this.#form) this.#draw();   // it may have new fields
+    else this.#begin(form);
+  }
+
+  /** The next form is there before the one before is closed: it takes the lock over. */
+  #begin(form) {
+    const before = this.#editing;
+    let next = null;
+    try {
+      if (form) next = new Editing(this, form, () => this.#editing === next && this.#draw(), () => this.#explain());
+    } catch (error) {
+      console.error('doclock-form:', error);   // the form works as without JavaScript
+      new Fields(form).open(true);
+    }
+    [this.#form, this.#editing] = [form, next];
+    before?.close();
+    this.#draw();
+  }
+
+  #isHasty(event) { return event.isTrusted && performance.now() - this.#settled < SETTLED_MS; }
+
+  #press(event, name) { if (!this.#isHasty(event)) this.#editing?.[name](); }
+
+  /** Nothing happens although the person has asked for it: what is said tells why. */
+  #explain() { this.#parts.says.focus(); }
+
+  #draw() {
+    const editing = this.#editing, parts = this.#parts, focused = this.shadowRoot.activeElement;
+    editing?.settle();
+    const { kind = '', says, more, does = [] } = editing ? editing.view : this.#form ? { kind: 'bad', says: ['address'] } : {};
+    parts.bar.dataset.kind = kind;
+    parts.told.setAttribute('aria-live', kind === 'bad' ? 'assertive' : 'polite');
+    put(parts.says, says ? say(this, ...says) : '');
+    put(parts.more, more ? say(this, ...more) : '');
+    for (const name of [...BUTTONS, 'stored']) {
+      put(parts[name], say(this, editing?.labels[name] ?? name));
+      reveal(parts[name], does.includes(name));
+    }
+    parts.stored.href = this.getAttribute('page') ?? location.pathname + location.search;
+    parts.stored.target = editing?.hasUnsaved ? '_blank' : '';   // what was typed stays here
+    const text = editing?.takesText ? editing.kept[0] : null;
+    this.#drawKept(text);
+    this.#drawTitle(editing?.isNews && document.hidden ? say(this, editing.isOpen ? 'granted' : 'stale') : null);
+    const offers = [...does, text?.at].join();
+    if (offers !== this.#offers) [this.#offers, this.#settled] = [offers, performance.now()];
+    if (focused && !focused.checkVisibility()) this.#explain();   // the focus would be lost with its button
+  }
+
+  #drawKept(text) {
+    const parts = this.#parts, { fields } = this.#editing ?? {};
+    parts.kept.dataset.kind = text ? 'info' : '';
+    put(parts.keptAt, text ? say(this, text.left ? 'left' : text.submitted ? 'sent' : 'kept', text) : '');
+    put(parts.keptOn, text?.version && !text.isCurrent ? say(this, 'older') : '');
+    for (const name of OF_TEXT) {
+      put(parts[name], say(this, name));
+      reveal(parts[name], Boolean(text) && !(text.left && name === 'restore'));
+    }
+    const shown = text?.differences.filter(({ name }) => !text.left || Object.hasOwn(text.left, name));
+    const rows = shown?.flatMap(({ name, kept, now }) => [
+      make('dt', { textContent: fields.label(name) }), make('dd', { textContent: kept, tabIndex: 0 }),
+      ...now ? [make('dd', { textContent: say(this, 'now', { now }), tabIndex: 0 })] : []]) ?? [];
+    if (parts.differences.textContent !== rows.map(row => row.textContent).join('')) parts.differences.replaceChildren(...rows);
+  }
+
+  // The tab of a page that has waited says that its turn has come.
+  #drawTitle(news) {
+    if (!news && this.#title === null) return;
+    const title = this.#title ?? document.title;
+    this.#title = news ? title : null;
+    document.title = news ? `● ${news} ${title}` : title;
+  }
+}
+
+// ---- the badge ------------------------------------------------------------------------------
+
+const BADGE = globalThis.document && styled(':host { white-space: nowrap } :host([data-state=free]) { display: none }');
+
+/** The badges of one lock API: one request and one stream for all of them. */
+class Badges {
+  static #all = new Map();
+
+  static of(base) {
+    if (!Badges.#all.has(base)) Badges.#all.set(base, new Badges(base));
+    return Badges.#all.get(base);
+  }
+
+  #base; #list = null; #isDue = false;
+  #badges = new Map();   // by key
+  #states = new Map();
+
+  constructor(base) { this.#base = base; }
+
+  add(key, badge) {
+    if (!this.#badges.has(key)) this.#badges.set(key, new Set());
+    this.#badges.get(key).add(badge);
+    badge.show(this.#states.get(key) ?? null);
+    this.#tell();
+  }
+
+  remove(key, badge) {
+    this.#badges.get(key).delete(badge);
+    this.#tell();
+  }
+
+  // Once for all badges that come and go together.
+  #tell() {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    queueMicrotask(() => {
+      this.#isDue = false;
+      for (const [key, badges] of this.#badges) if (!badges.size) this.#badges.delete(key) && this.#states.delete(key);
+      const keys = [...this.#badges.keys()];
+      if (!keys.length) {
+        this.#list?.close();
+        this.#list = null;
+      } else if (this.#list) this.#list.show(keys);
+      else this.#list = DocLock.list(this.#base + '/', keys, states => this.#learn(states));
+    });
+  }
+
+  #learn(states) {
+    for (const [key, state] of states) {
+      if (!this.#badges.has(key)) continue;
+      this.#states.set(key, state);
+      for (const badge of this.#badges.get(key)) badge.show(state);
+    }
+  }
+}
+
+class DocLockBadge extends Base {
+  static observedAttributes = ['lock', 'lang'];
+  #place = null; #state = null;
+
+  constructor() {
+    super();
+    this.attachShadow({ mode: 'open' }).adoptedStyleSheets.push(BADGE);
+    this.shadowRoot.append(make('span', { part: 'text' }));
+  }
+
+  // A badge that is moved, as when a list is sorted, is removed and put back at once.
+  connectedCallback() { if (!this.#place) this.#join(); }
+  disconnectedCallback() { queueMicrotask(() => this.isConnected || this.#leave()); }
+
+  attributeChangedCallback(name, before, value) {
+    if (before === value) return;
+    if (name === 'lang') return this.show(this.#state);
+    this.#leave();
+    if (this.isConnected) this.#join();
+  }
+
+  #join() {
+    const url = this.getAttribute('lock');
+    try {
+      if (!url) throw new TypeError('The attribute `lock` is missing.');
+      this.#place = place(url);
+    } catch (error) {
+      return console.error('doclock-badge:', error);
+    }
+    Badges.of(this.#place.base).add(this.#place.key, this);
+  }
+
+  #leave() {
+    if (this.#place) Badges.of(this.#place.base).remove(this.#place.key, this);
+    this.#place = null;
+    this.show(null);
+  }
+
+  /** `null`: the server has not answered. */
+  show(state) {
+    this.#state = state;
+    this.dataset.state = state?.state ?? 'unknown';
+    const name = { held: 'other', mine: 'mine', mine_elsewhere: 'mine', frozen: 'frozen' }[state?.state];
+    put(this.shadowRoot.firstChild, name ? say(this, name, name === 'frozen' ? state.frozen : state) : '');
+  }
+}
+
+for (const [name, element] of [['doclock-form', DocLockForm], ['doclock-badge', DocLockBadge]]) {
+  if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);   // this file may be loaded twice
+}
