@@ -245,20 +245,23 @@ impl Save<'_> {
     ) -> Result<Option<Saved>> {
         let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
         let exact = [self.held.key.id()];
-        if self.edit.onto.is_some() {
-            let Some(now) = self.call.read_in(session, self.held.key.id()).await? else {
-                return Ok(Some(Saved::DocumentGone));
+        if self.edit.onto.is_some() && !matches!(self.edit.content, Content::Changes(_)) {
+            let now = match self.base(session).await? {
+                Ok(now) => now,
+                Err(refused) => return Ok(Some(refused)),
             };
-            if !self.edit.fits(&now) {
-                return Ok(Some(Saved::ChangedMeanwhile(String::new())));
-            }
             if if_unchanged {
                 filter.insert("$expr", unchanged(&now)?);
             }
         }
         let count = match &self.edit.content {
             Content::Changes(changes) => {
-                return self.write_changes(changes, filter, session, if_unchanged).await;
+                return match self.base(session).await? {
+                    Ok(now) => {
+                        self.write_changes(changes, now, filter, session, if_unchanged).await
+                    }
+                    Err(refused) => Ok(Some(refused)),
+                };
             }
             Content::Creation(document) => {
                 documents.insert_one(raw(document)?).session(session).await?;
@@ -279,17 +282,24 @@ impl Save<'_> {
         Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
     }
 
+    /// The stored document, if the edit may be written onto its version.
+    async fn base(&self, session: &mut ClientSession) -> Result<Result<StoredDocument, Saved>> {
+        Ok(match self.call.read_in(session, self.held.key.id()).await? {
+            Some(now) if self.edit.fits(&now) => Ok(now),
+            Some(_) => Err(Saved::ChangedMeanwhile(String::new())),
+            None => Err(Saved::DocumentGone),
+        })
+    }
+
     async fn write_changes(
         &self,
         changes: &Changes,
+        now: StoredDocument,
         mut filter: Document,
         session: &mut ClientSession,
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
         let (documents, exact) = (&self.call.documents, [self.held.key.id()]);
-        let Some(now) = self.call.read_in(session, self.held.key.id()).await? else {
-            return Ok(Some(Saved::DocumentGone));
-        };
         if self.call.admission.has_lost_server(self.held.key.id()) && codec::exact(&now).is_none() {
             return Err(lost_a_server());
         }

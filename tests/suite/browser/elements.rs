@@ -286,9 +286,9 @@ async fn the_same_pages_work_without_javascript() {
         saves(&alice).await;
         assert_eq!(alice.value("text").await, "typed");
         let older = stage.plain_article(&list).await;
-        alice.write("text", " more").await;
+        alice.write("text", "typed more").await;
         saves(&alice).await;
-        older.write("text", " older").await;
+        older.write("text", "typed older").await;
         older.click("save").await;
         older.until_says("why", "has changed since this page was opened").await;
         assert_eq!(older.value("text").await, "typed older");

@@ -52,6 +52,10 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     alice.put("/note/a", "new").await;
     let confirm_load_save = ["aggregate", "find", "update", "update", "commitTransaction"];
     assert_eq!(sent().await, confirm_load_save);
+    let shown = alice.get("/note/a/view").await.header("etag").unwrap().replace('"', "");
+    sent().await;
+    assert_eq!(alice.put(&format!("/note/a?version={shown}"), "next").await.status, 200);
+    assert_eq!(sent().await, confirm_load_save, "a version costs no command");
     alice.put("/note/a/done", "newer").await;
     assert_eq!(
         sent().await.split_last().unwrap(),
