@@ -904,6 +904,7 @@ async fn a_page_is_told_that_another_person_has_logged_in_and_locks_nothing_for_
              const lock = DocLock.open(url(0), { onlost: lost(0) }), look = DocLock.open(url(1), { acquire: false }); \
              const saving = DocLock.open(url(2), { onlost: lost(2) }); \
              await until(() => lock.token && saving.token && look.state === 'free'); \
+             await lock.check();   /* no heartbeat is under way */ \
              let isSwitched = false; \
              answer = (it, real) => it.url.endsWith('/heartbeat') && !isSwitched ? new Response('', { status: 503 }) : real(); \
              const post = (path, body) => fetch(path, { method: 'POST', body, headers: { 'Content-Type': 'application/json' } }); \
