@@ -162,7 +162,10 @@ export interface Options {
    * nevertheless; after a save nothing was written.
    */
   onstale?(now: { version: string }, lock: DocLock): void;
-  /** Somebody else, or another tab, has saved: load the document, or offer it. Not told while this page holds the lock. */
+  /**
+   * Somebody else, or another tab, has saved: load the document, or offer it. Not told while this page holds the lock, unless the
+   * page names no version, and the save of the holder before is told late.
+   */
   onsaved?(save: Save, lock: DocLock): void;
   /** The lock will end. See `ending` for a later change. */
   onending?(ending: Ending, lock: DocLock): void;

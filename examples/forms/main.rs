@@ -101,10 +101,6 @@ fn see(place: &str) -> HttpResponse {
     HttpResponse::SeeOther().insert_header((header::LOCATION, place)).finish()
 }
 
-fn place(slug: &str) -> String {
-    format!("/article/{}", slug.replace(' ', "%20"))
-}
-
 fn html(status: StatusCode, page: &impl Template) -> HttpResponse {
     match page.render() {
         Ok(text) => HttpResponse::build(status).content_type("text/html; charset=utf-8").body(text),
@@ -186,7 +182,7 @@ async fn lock(
         None => locks.open::<Article>(slug.clone()).await,
     };
     match locked {
-        Ok(article) if *article == typed => see(&place(&slug)),
+        Ok(article) if *article == typed => see(req.path().trim_end_matches("/lock")),
         Ok(article) => page(&req, &slug, &locks, Some(typed), Some(article.token()), None).await,
         Err(error) => page(&req, &slug, &locks, Some(typed), None, Some(&error)).await,
     }
@@ -213,8 +209,7 @@ async fn save(
             return page(&req, &slug, &locks, Some(typed), None, Some(&error)).await;
         }
     }
-    let place = place(&slug);
-    see(if form.close.is_some() { "/" } else { &place })
+    see(if form.close.is_some() { "/" } else { req.path() })
 }
 
 async fn manager(args: &Args) -> Result<LockManager, BoxError> {

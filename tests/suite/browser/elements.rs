@@ -29,7 +29,15 @@ impl Stage {
         page.beside(&self.editor.url(ABOUT)).await
     }
 
-    /// The same, without JavaScript.
+    /// The lists of Alice and Bob, and the article that Alice edits.
+    async fn one_edits(&self) -> [Page; 3] {
+        let (list, bobs) = (self.author("alice").await, self.author("bob").await);
+        let alice = self.article(&list).await;
+        until_mine(&alice).await;
+        [list, bobs, alice]
+    }
+
+    /// The page of the first article, beside this one, without JavaScript.
     async fn plain_article(&self, page: &Page) -> Page {
         let page = page.beside("about:blank").await;
         page.forbid_scripts().await;
@@ -73,9 +81,7 @@ async fn saves(page: &Page) {
 #[actix_web::test]
 async fn an_ordinary_form_is_locked_saved_and_released_without_a_script_of_its_own() {
     forms(&[], async |stage| {
-        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
-        let alice = stage.article(&list).await;
-        until_mine(&alice).await;
+        let [list, bobs, alice] = stage.one_edits().await;
         let bob = stage.article(&bobs).await;
         says(&bob, "alice").await;
         assert!(is_read_only(&bob).await);
@@ -83,6 +89,10 @@ async fn an_ordinary_form_is_locked_saved_and_released_without_a_script_of_its_o
         bobs.until(&format!("{badge}.includes('alice')")).await;
         list.until(&format!("{badge} === 'You are editing this.'")).await;
 
+        for page in [&alice, &bob, &bobs] {
+            let faults = page.faults().await;
+            assert!(faults.is_empty(), "{faults:#?}");
+        }
         press(&bob, "wait").await;
         press(&bob, "stop").await;
         writes(&alice, "first").await;
@@ -166,9 +176,7 @@ async fn is_read_only_of(page: &Page, element: &str) -> bool {
 #[actix_web::test]
 async fn a_copy_of_a_closed_form_opens_when_its_lock_is_there_and_a_sorted_list_keeps_its_badges() {
     forms(&[], async |stage| {
-        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
-        let alice = stage.article(&list).await;
-        until_mine(&alice).await;
+        let [_, bobs, alice] = stage.one_edits().await;
         let bob = stage.article(&bobs).await;
         says(&bob, "alice").await;
         assert!(is_read_only(&bob).await);
@@ -195,9 +203,7 @@ async fn a_copy_of_a_closed_form_opens_when_its_lock_is_there_and_a_sorted_list_
 #[actix_web::test]
 async fn the_version_in_the_address_of_a_form_counts_and_without_one_a_save_that_was_told_does() {
     forms(&[], async |stage| {
-        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
-        let alice = stage.article(&list).await;
-        until_mine(&alice).await;
+        let [_, bobs, alice] = stage.one_edits().await;
         let (older, without) = (stage.article(&bobs).await, stage.article(&bobs).await);
         let forget = "const old = document.querySelector('doclock-form'), next = old.cloneNode(true); \
              next.querySelector('form').setAttribute('action', location.pathname); old.replaceWith(next)";
@@ -225,6 +231,28 @@ async fn the_version_in_the_address_of_a_form_counts_and_without_one_a_save_that
 }
 
 #[actix_web::test]
+async fn whoever_types_and_presses_enter_at_once_is_sent_when_the_lock_is_there() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        page.run::<()>("document.querySelector('doclock-form').setAttribute('on', 'input')").await;
+        page.until("!document.querySelector('doclock-form').lock.busy").await;
+        page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
+        list.until("document.querySelector('doclock-badge').dataset.state === 'free'").await;
+        let types = "window.isOld = true; \
+             const title = document.getElementById('title'); \
+             title.value = 'at once'; \
+             title.dispatchEvent(new Event('input', { bubbles: true })); \
+             document.getElementById('article').requestSubmit(document.getElementById('save')); \
+             document.getElementById('article').requestSubmit(document.getElementById('close'))";
+        page.run::<()>(types).await;
+        page.until("!window.isOld && document.title === 'at once'").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_wrong_address_says_so_and_leaves_the_form_alone() {
     forms(&[], async |stage| {
         let list = stage.author("alice").await;
@@ -234,6 +262,12 @@ async fn a_wrong_address_says_so_and_leaves_the_form_alone() {
         says(&page, "wrong").await;
         assert!(!is_read_only_of(&page, "document").await);
         page.until("told.length === 1 && told[0].includes('nowhere')").await;
+        // An address that the server does not know.
+        let unknown = "window.fetch = async () => new Response('<h1>Not found</h1>', { status: 404 }); \
+             window.EventSource = class extends EventTarget { close() {} }; \
+             document.querySelector('doclock-form').setAttribute('lock', '/lock/article/about-us')";
+        page.run::<()>(unknown).await;
+        says(&page, "wrong").await;
     })
     .await;
 }
