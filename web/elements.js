@@ -551,7 +551,7 @@ class Badges {
     this.#tell();
   }
 
-  // Once for all badges that come and go together.
+  // Once for all badges that come and go together: one that is moved, as when a list is sorted, keeps its state.
   #tell() {
     if (this.#isDue) return;
     this.#isDue = true;
@@ -586,9 +586,8 @@ class DocLockBadge extends Base {
     this.shadowRoot.append(make('span', { part: 'text' }));
   }
 
-  // A badge that is moved, as when a list is sorted, is removed and put back at once.
-  connectedCallback() { if (!this.#place) this.#join(); }
-  disconnectedCallback() { queueMicrotask(() => this.isConnected || this.#leave()); }
+  connectedCallback() { this.#join(); }
+  disconnectedCallback() { this.#leave(); }
 
   attributeChangedCallback(name, before, value) {
     if (before === value) return;

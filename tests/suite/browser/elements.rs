@@ -1,5 +1,7 @@
 //! The elements of `elements.js`, on the pages of the example `forms`, which have no script of their own.
 
+use serde_json::json;
+
 use super::*;
 
 const BAR: &str = "document.querySelector('doclock-form').shadowRoot.querySelector";
@@ -164,6 +166,13 @@ async fn an_element_that_is_moved_keeps_its_lock_and_one_that_is_removed_gives_i
         page.until("gone.lock?.token === before && gone.querySelector('form').action.includes(before)").await;
         page.run::<()>("gone.outerHTML = gone.outerHTML; window.next = document.querySelector('doclock-form')").await;
         page.until("next !== gone && next.lock?.token === before && gone.lock === null").await;
+        // Also with a lock that only an input would take.
+        let lazy = "next.setAttribute('on', 'input'); next.outerHTML = next.outerHTML; \
+             window.last = document.querySelector('doclock-form')";
+        page.run::<()>(lazy).await;
+        page.until("last !== next && next.lock === null && last.lock?.token === before").await;
+        page.run::<()>("return last.lock.check()").await;
+        page.until("last.lock.token === before").await;
     })
     .await;
 }
@@ -213,10 +222,12 @@ async fn the_version_in_the_address_of_a_form_counts_and_without_one_a_save_that
         }
         writes(&alice, "by alice").await;
         alice.click("close").await;
-        for page in [&older, &without] {
+        for (page, current) in [(&older, json!(false)), (&without, Value::Null)] {
             says(page, "has saved").await;
             press(page, "edit").await;
             says(page, "has been saved since").await;
+            let lock = "document.querySelector('doclock-form').lock";
+            assert_eq!(page.run::<Value>(&format!("return {lock}.current")).await, current);
             assert!(is_read_only(page).await);
             // And once more.
             page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
