@@ -100,6 +100,38 @@ pub enum LockError {
     #[error("this freeze would have ended already; give a time in the future")]
     PastFreeze,
 
+    /// Nobody holds the lock, so there is nobody to ask. (409)
+    #[error("nobody has {key} locked: lock it, instead of asking for it")]
+    NotLocked {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// The lock has no holder who would hear an [ask](crate::Ask): it belongs to the session that asks, to readers, or to
+    /// another program. (409)
+    #[error(
+        "nobody would hear you: {key} is locked by yourself, by readers or by another program; wait for it, or take it \
+         over from your other tab"
+    )]
+    NobodyHears {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// As many others as may already ask the holder of the lock, or this session has asked too often in this minute. (429)
+    #[error("too much is being asked for {key}; wait for it, and ask again in a minute")]
+    TooManyAsks {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// The ask that was to be answered is gone: its asker has left, or asks for something else now. (404)
+    #[error("nobody asks this for {key} any more")]
+    NoSuchAsk {
+        /// The document.
+        key: LockKey,
+    },
+
     /// This session does not hold the lock, or holds it no longer. Nothing was written. (409)
     #[error(
         "this session does not hold the lock on {key}: {}; open the document again",

@@ -1,6 +1,6 @@
 //! The events of locks, for subscribers.
 
-use crate::{key::LockKey, lock::Lock, store::Written, takeover::TakenBy};
+use crate::{ask::Ask, key::LockKey, lock::Lock, store::Written, takeover::TakenBy};
 
 /// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///
@@ -22,6 +22,10 @@ pub enum LockEvent {
     /// A guarded write of a document was committed. It comes with the lock of the writer, if this process knows it: the
     /// lock may have been taken and released within some milliseconds.
     Saved(LockKey, Written, Option<Lock>),
+    /// Somebody asks the holder of this lock for it.
+    Asked(Lock, Ask),
+    /// The holder of this lock has answered the ask.
+    Answered(Lock, Ask),
     /// Any lock may have changed, and any document: read everything again. This is the first event of each subscription, and
     /// also follows each gap.
     Resync,
@@ -36,7 +40,9 @@ impl LockEvent {
             | Self::Released(lock)
             | Self::Expired(lock)
             | Self::Broken(lock, _)
-            | Self::SessionEnded(lock) => Some(lock),
+            | Self::SessionEnded(lock)
+            | Self::Asked(lock, _)
+            | Self::Answered(lock, _) => Some(lock),
             Self::Saved(_, _, lock) => lock.as_ref(),
             Self::Resync => None,
         }
@@ -61,6 +67,8 @@ impl LockEvent {
             Self::Broken(..) => "broken",
             Self::SessionEnded(_) => "session_ended",
             Self::Saved(..) => "saved",
+            Self::Asked(..) => "asked",
+            Self::Answered(..) => "answered",
             Self::Resync => "resync",
         }
     }

@@ -6,7 +6,7 @@
 //! | [typed_text] | the first keystroke, pages of yesterday, warnings before an end, kept texts |
 //! | [server_rendered] | one tag around a form; lists; pages without JavaScript; React, axios and htmx |
 //! | [saving] | what a save writes, and when it is refused; other writes under a lock |
-//! | [waiting] | waiting and its order, jobs, readers and writers, deadlocks, fences |
+//! | [waiting] | waiting and its order, asking the holder, jobs, readers and writers, deadlocks, fences |
 //! | [sessions] | session stores; how the application is told of ended sessions and taken locks; cookies |
 //! | [ttl] | how long a lock should outlive the last sign of life |
 //! | [configuration] | settings and features |

@@ -6,6 +6,7 @@
 #![cfg_attr(not(feature = "web"), allow(dead_code))]
 
 mod actor;
+mod ask;
 mod clock;
 mod description;
 mod ended;
@@ -27,6 +28,7 @@ mod version;
 pub mod web;
 
 pub use actor::Actor;
+pub use ask::{Answer, Ask};
 pub use description::Description;
 pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
@@ -62,6 +64,7 @@ pub mod health {
 /// [`Limits`](limits::Limits) are settings; the constants are limits that no setting changes.
 pub mod limits {
     pub use crate::{
+        ask::{MAX_ASK_BYTES, MAX_ASKS},
         ended::MAX_NAMED_LOCKS,
         key::MAX_ID_BYTES,
         lock::MAX_LABEL_BYTES,

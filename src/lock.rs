@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
+    ask::Ask,
     clock,
     description::Description,
     key::LockKey,
@@ -325,6 +326,8 @@ pub struct Lock {
     /// When the lock ends although it is renewed, at its [`max_hold`](crate::LockManagerBuilder::max_hold), by the same
     /// clock. `None` if it has no such end.
     pub ends_at: Option<Instant>,
+    /// What others ask its holder, the first ask first: at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
+    pub asks: Vec<Ask>,
 }
 
 impl Lock {

@@ -11,6 +11,7 @@ use crate::manager::{
 };
 
 mod activity;
+mod asking;
 mod background;
 mod builder;
 mod causes;

@@ -20,6 +20,7 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
+    ask::{Answer, Ask},
     ended::EndReason,
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, NewFreeze, Scope},
@@ -43,7 +44,8 @@ mod status;
 mod watch;
 
 pub use answer::{
-    Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire,
+    Answered, Asked, Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept,
+    TryAcquire,
 };
 pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal};
 pub(crate) use document::Draft;
@@ -167,6 +169,8 @@ pub enum Ability {
     Fenced,
     /// The locks of closed pages expire early: [`Locks::expire_in`].
     Pages,
+    /// Keeps what others ask the holder: [`Locks::ask`].
+    Asks,
     /// Confirms a lock by one read: [`Locks::confirm`].
     Confirm,
     /// Reports changes: [`Locks::watch`].
@@ -337,6 +341,39 @@ pub trait Locks: Send + Sync + 'static {
         _until: Deadline,
     ) -> impl Verb<Released> {
         async { Ok(Released::AlreadyGone) }
+    }
+
+    /// Puts this ask on record with the live exclusive lock on the document, for about 90 s: a repetition, which is an ask
+    /// of the same session or [user](crate::Holder::user) with the same text, keeps its name, time and answer, and stands
+    /// for another 90 s. Another text replaces the earlier ask. The lock itself does not change, neither its `ts` nor its
+    /// token, and no save fails because of an ask. Asks go with the grant; a grant that [continues](Self::hand_over) keeps
+    /// them. Sets [`Ask::at`].
+    ///
+    /// By default nobody hears an ask.
+    fn ask(&self, _key: &LockKey, _ask: &Ask, _until: Deadline) -> impl Verb<Asked> {
+        async { Ok(Asked::NobodyHears) }
+    }
+
+    /// Puts the answer of the holder on record with this ask, in the place of an earlier answer.
+    fn answer(
+        &self,
+        _held: &Acquisition,
+        _ask: Uuid,
+        _answer: &Answer,
+        _until: Deadline,
+    ) -> impl Verb<Answered> {
+        async { Ok(Answered::NoSuchAsk) }
+    }
+
+    /// Removes the ask of this session, or of another session of the same [user](crate::Holder::user), if there is one.
+    fn withdraw(
+        &self,
+        _key: &LockKey,
+        _aid: &Aid,
+        _user: Option<&str>,
+        _until: Deadline,
+    ) -> impl Verb<()> {
+        async { Ok(()) }
     }
 
     /// Sets the place of a server in the queue of a [fair](Rules::fair) collection, or removes it. If the
@@ -605,7 +642,7 @@ fn cannot(what: &str) -> StoreError {
 }
 
 /// The return type of each verb of [`DynStore`].
-pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// Declares [`DynStore`], with a boxed twin of each verb in the table below, which repeats the signatures.
 macro_rules! erase {
@@ -614,7 +651,7 @@ macro_rules! erase {
         pub(crate) trait DynStore: Send + Sync + 'static {
             fn can(&self, ability: Ability) -> bool;
             fn format(&self) -> Format;
-            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Answer<'a, $answer>;)*)*
+            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Boxed<'a, $answer>;)*)*
         }
 
         impl<S: Store> DynStore for S {
@@ -624,7 +661,7 @@ macro_rules! erase {
             fn format(&self) -> Format {
                 Documents::format(self)
             }
-            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Answer<'a, $answer> {
+            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Boxed<'a, $answer> {
                 Box::pin($trait::$verb(self, $($arg,)* until))
             })*)*
         }
@@ -642,6 +679,9 @@ erase! {
         fn confirm(key: &'a LockKey, aid: &'a Aid, load: bool) -> Option<Confirmed>;
         fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
         fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
+        fn ask(key: &'a LockKey, ask: &'a Ask) -> Asked;
+        fn answer(held: &'a Acquisition, ask: Uuid, answer: &'a Answer) -> Answered;
+        fn withdraw(key: &'a LockKey, aid: &'a Aid, user: Option<&'a str>) -> ();
         fn set_place(key: &'a LockKey, waiters: &'a Waiters) -> Option<Ticket>;
         fn watch(collection: &'a str) -> Option<Watch>;
         fn collections(like: &'a Pattern, limit: usize) -> Vec<String>;

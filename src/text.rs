@@ -11,6 +11,15 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
     text
 }
 
+/// A text that somebody has written for other people, as one line of at most this many bytes: without line breaks and other
+/// control characters, and without marks that change the direction of the text around it.
+pub(crate) fn one_line(text: &str, bytes: usize) -> String {
+    let turns = |c| matches!(c, '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    let plain = text.chars().filter(|c| !turns(*c)).map(|c| if breaks(c) { ' ' } else { c });
+    cut(plain.collect::<String>().trim().to_owned(), bytes)
+}
+
 /// Shortens a name for a line of the log: clients choose names, and the beginning says enough.
 pub(crate) fn short(name: &str) -> String {
     cut(name.to_owned(), 200)

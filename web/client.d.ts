@@ -66,6 +66,28 @@ export interface Save {
   version: string | null;
 }
 
+/** What somebody asks the holder of a lock. */
+export interface Ask {
+  id: string;
+  /** The person who asks. For display only. */
+  by: string;
+  /** What for: one line, perhaps empty. */
+  message: string;
+  at: Date;
+  /** `soon`: the holder will release the lock; `no`: not now. `null`: no answer yet. */
+  answer: 'soon' | 'no' | null;
+  /** The holder's words, perhaps none. */
+  reply: string;
+}
+
+/** What this page asks. */
+export interface OwnAsk extends Ask {
+  /** How many others are known to wait or to have asked before. Asking changes no order. */
+  ahead: number;
+  /** The holder has not answered for a minute. */
+  isSilent: boolean;
+}
+
 /** A text that was typed and not saved, when this browser was closed, for example. Nothing is restored silently. */
 export interface KeptText {
   /** When it was typed. */
@@ -169,6 +191,10 @@ export interface Options {
   onsaved?(save: Save, lock: DocLock): void;
   /** The lock will end. See `ending` for a later change. */
   onending?(ending: Ending, lock: DocLock): void;
+  /** Somebody asks for the lock of this page. See `asks` for all. */
+  onasked?(ask: Ask, lock: DocLock): void;
+  /** The holder answers what this page asks. */
+  onanswered?(ask: OwnAsk, lock: DocLock): void;
   /** Nobody holds the lock; also called when the page learns this for the first time. */
   onfree?(lock: DocLock): void;
   /** Any of the fields has changed. */
@@ -193,6 +219,11 @@ export type LockEvent =
   | {
       type: 'saved'; key: string; collection: string; id: string; whose: 'mine' | 'mine_elsewhere' | 'held';
       by: string; version: string | null;
+    }
+  /** `asked`: for the holder. `answered`: for the asker. */
+  | {
+      type: 'asked' | 'answered'; key: string; collection: string; id: string; whose: 'mine' | 'mine_elsewhere' | 'held';
+      ask: string; by: string; message: string; at: string; answer?: 'soon' | 'no'; reply?: string;
     };
 
 /** The events of a `DocLock`. */
@@ -203,12 +234,14 @@ export interface DocLockEvents {
   stale: CustomEvent<{ version: string }>;
   saved: CustomEvent<Save>;
   ending: CustomEvent<Ending>;
+  asked: CustomEvent<Ask>;
+  answered: CustomEvent<OwnAsk>;
   change: CustomEvent<null>;
 }
 
 /** What a lock says at one moment. */
 export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver'
-  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'version'>>;
+  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'asks' | 'asking' | 'version'>>;
 
 /**
  * The lock of one document. All objects of a page for one document and mode share one lock, which is released when none of
@@ -276,6 +309,10 @@ export class DocLock extends EventTarget {
   readonly current: boolean | null;
   /** The end of the lock that comes soon; `null` if none does. */
   readonly ending: Ending | null;
+  /** What others ask this page while it has the lock, at most 8, the first one first. */
+  readonly asks: readonly Ask[];
+  /** What this page asks while another person has the lock; `null` if it asks nothing. */
+  readonly asking: OwnAsk | null;
   /** Why this page has lost the lock; `null` once it holds the lock again. */
   readonly lost: Loss | null;
   /** This page waits for the lock. */
@@ -320,7 +357,18 @@ export class DocLock extends EventTarget {
    * waits, too: `onheld` should tell the person, as by the title.
    */
   wait(): void;
-  /** Stops waiting, for all objects of this page. */
+  /**
+   * Asks the holder for the document, in at most 500 bytes, and waits as `wait` does: asking changes no order. What is asked goes
+   * when the wait ends, with the lock of that holder, or with this page. Resolves with `null` if nothing is asked: nobody held the lock, so
+   * that this page has asked for the lock itself; or see `problem`. Never rejects.
+   */
+  ask(message?: string): Promise<OwnAsk | null>;
+  /**
+   * Answers one of `asks`. To give the document away, save and `release`: its next waiter is in. Resolves with whether the
+   * asker is told: it may have left. Rejects if this page does not hold the lock.
+   */
+  answer(id: string, answer: 'soon' | 'no', message?: string): Promise<boolean>;
+  /** Stops waiting and asking, for all objects of this page. */
   stopWaiting(): void;
   /** Asks the server for the current state. */
   check(): Promise<void>;

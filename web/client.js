@@ -24,7 +24,8 @@ const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and
 const SILENT_MS = 25_000;        // a stream without an event for this long is dead: the server sends a beat every 10 s
 const ASK_MS = 2_000;            // between two requests for a lock because the person types
 const WARN_MS = [60_000, 20_000]; // before an end, by default and at least (WCAG 2.2.1)
-const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'resync', 'beat'];
+const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'asked', 'answered', 'resync', 'beat'];
+const SILENCE_MS = 60_000;       // after this time without an answer, whoever has asked is told
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -137,8 +138,10 @@ const PROMISED = {
   lock: ({ body: { key, token, expires_in_ms: ms } }) => typeof key === 'string' && typeof token === 'string' && ms >= 0,
   state: ({ body }) => typeof body.state === 'string',
   states: ({ body }) => Array.isArray(body.locks),
+  asked: ({ body }) => typeof body.ask === 'string',
   beat: ({ body }) => Array.isArray(body.held) && Array.isArray(body.lost),
   release: ({ status }) => status === 204,
+  answer: ({ status }) => status === 204,
 };
 const ANOTHER_PAGE = {
   status: 401, code: 'login_required', title: 'Login required',
@@ -223,10 +226,18 @@ function bare(url) {
   return said.length ? whole : url;
 }
 
+// How far the clock of this page is ahead of the server's. `Date` has seconds only.
+const skewOf = date => Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;
+
+/** What somebody asks, as the page sees it. */
+function askIn({ date }, { ask: id, by, message, at, answer = null, reply = '' }) {
+  return Object.freeze({ id, by, message, at: new Date(Date.parse(at) + skewOf(date)), answer, reply });
+}
+
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
   const freeze = body.state === 'frozen' ? body : body.frozen;
-  const skew = Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;   // `Date` has seconds only
+  const skew = skewOf(date);
   return {
     state: body.state === 'free' && freeze ? 'frozen' : body.state,
     mode: body.mode ?? null,
@@ -285,7 +296,7 @@ class List {
   constructor(base, keys, callback) {
     [this.#base, this.#callback] = [base, callback];
     this.#end = Feed.of(base).listen(({ type, key }) => {
-      if (type === 'saved') return;   // the lock has not changed
+      if (['saved', 'asked', 'answered'].includes(type)) return;   // the lock has not changed
       if (type === 'resync') return this.look();
       const shown = [key, this.#names.get(key)].filter(it => this.#keys.has(it));
       if (shown.length) this.#look(shown);
@@ -382,7 +393,7 @@ class Feed {
 
   join() {
     if (this.#channel || !this.#listeners.size) return;
-    const name = 'doclock-feed2:' + this.#base;   // a tab of an older release knows fewer events
+    const name = 'doclock-feed3:' + this.#base;   // a tab of an older release knows fewer events
     this.#channel = new BroadcastChannel(name);
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.postMessage({ type: 'who' });
@@ -551,7 +562,7 @@ export class Fields {
 }
 
 const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost', 'waiting', 'busy',
-  'problem', 'token', 'offline', 'current', 'ending'];
+  'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking'];
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
@@ -580,7 +591,7 @@ export class DocLock extends EventTarget {
   constructor(url, options = {}) {
     super();
     this.#waitIdleMs = options.waitIdleMs ?? 600_000;
-    for (const name of ['held', 'lost', 'free', 'change', 'stale', 'saved', 'ending']) {
+    for (const name of ['held', 'lost', 'free', 'change', 'stale', 'saved', 'ending', 'asked', 'answered']) {
       const callback = options['on' + name];
       if (callback) this.addEventListener(name, ({ detail }) => callback(detail ?? this, this));
     }
@@ -620,6 +631,8 @@ export class DocLock extends EventTarget {
     return this.token && !this.current ? 'stale' : state;
   }
   extend() { return this.#lock.extend(); }
+  async ask(message = '') { return this.#isClosed ? null : this.#lock.askHolder(message, this, this.#waitIdleMs); }
+  answer(id, answer, message = '') { return this.#lock.answer(id, answer, message); }
 
   async keep(source, options = {}) {
     let isTyped = false;
@@ -687,10 +700,14 @@ export class DocLock extends EventTarget {
   }
 }
 
+const NOTHING = Object.freeze([]);
+
 /** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
 class PageLock {
   url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; frozen = null; lost = null;
   waiting = false; token = null; ending = null; warnMs = 0;
+  asks = NOTHING;        // of others, while this page has the lock
+  asking = null;         // what this page asks, while another person has the lock
   version = undefined;   // of the document, as this page shows it; `undefined` if this page names no versions
   current = null;        // whether the document still had this version when the lock was granted
   viewers = new Set();   // the `DocLock`s that are open
@@ -707,6 +724,7 @@ class PageLock {
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #sent = new Set();     // requests under way by `fetch`
+  #askedOf = null;       // the holder whom this page asks, and since when that person has the lock
   #saves = Promise.resolve();   // one after the other
   #written;              // the version that this page has written last, until it is told of the write
   #foreign = null;       // the request of another library that is under way
@@ -793,7 +811,84 @@ class PageLock {
     this.#line = null;
     this.#poll?.abort();
     this.#nudge();
+    this.#withdraw();
     this.#changed();
+  }
+
+  // -- asking the holder, and answering
+
+  /** Puts the ask on record, and waits like everybody. Returns what is asked; `null` if nothing is. */
+  async askHolder(message, by, waitIdleMs) {
+    const answer = await this.#postAsk(message);
+    PageLock.#note(this.#api, answer);
+    const isFree = answer.body.code === 'free';
+    this.#problem = answer.ok || isFree || !answer.status ? null : answer.body;
+    this.#changed();
+    if (isFree) await this.ask({}, by);
+    if (!answer.ok) return null;
+    await this.#look();
+    this.#askedOf = { holder: this.holder, since: this.since };
+    this.wait(by, waitIdleMs);
+    return this.asking;
+  }
+
+  async #postAsk(message) {
+    const body = { message }, person = this.#personAt(this.url);
+    const answer = await request('POST', this.url + '/ask', PROMISED.asked, { body, person });
+    if (!answer.ok || this.token) return answer;
+    this.#turn++;   // a look that is under way may not know of it
+    this.#isAsking(answer, answer.body);
+    return answer;
+  }
+
+  // A wait repeats what was asked, as long as the same holder has the lock: otherwise it would ask somebody else.
+  async #repeatAsk() {
+    if (!this.asking || this.token) return;
+    const { holder, since } = this.#askedOf;
+    if (holder !== this.holder || Math.abs(since - this.since) > 3_000) this.#withdraw();
+    else if ((await this.#postAsk(this.asking.message)).body.state === 'free') this.asking = null;
+  }
+
+  #isAsking(answer, body) {
+    const before = this.asking, now = body && askIn(answer, body), isSame = now?.id === before?.id;
+    if (!now && !before) return;
+    this.asking = now && Object.freeze({ ahead: 0, isSilent: false, ...isSame && before, ...now, ...body?.ahead !== undefined && { ahead: body.ahead } });
+    if (now?.answer && !(isSame && now.answer === before.answer && now.reply === before.reply)) this.#tell('answered', this.asking);
+    this.#noticeSilence();
+    this.#changed();
+  }
+
+  #noticeSilence() {
+    const { asking } = this;
+    if (!asking || asking.answer || asking.isSilent || Date.now() - asking.at < SILENCE_MS) return;
+    this.asking = Object.freeze({ ...asking, isSilent: true });
+    this.#changed();
+  }
+
+  #withdraw() {
+    if (!this.asking) return;
+    this.asking = null;
+    request('POST', this.url + '/withdraw', PROMISED.answer, { body: {}, keepalive: true });
+  }
+
+  #hearAsks(answer, asks = []) {
+    const before = this.asks;
+    this.asks = asks.length ? Object.freeze(asks.map(it => askIn(answer, it))) : NOTHING;
+    for (const ask of this.asks) if (!before.some(it => it.id === ask.id)) this.#tell('asked', ask);
+  }
+
+  /** Whether the asker is told: it may have left. */
+  async answer(id, answer, message) {
+    this.#need();
+    const body = { ask: id, answer, message }, url = `${this.url}/answer?lock_token=${this.token}`;
+    const told = await request('POST', url, PROMISED.answer, { body, person: this.#personAt(this.url) });
+    const isGone = told.body.code === 'no_such_ask', of = ask => ask.id === id;
+    if (told.ok) this.asks = Object.freeze(this.asks.map(it => of(it) ? Object.freeze({ ...it, answer, reply: message }) : it));
+    if (isGone) this.asks = Object.freeze(this.asks.filter(it => !of(it)));
+    this.#problem = told.ok || isGone || !told.status ? null : told.body;
+    this.#changed();
+    if (told.status === 412) this.check();
+    return told.ok;
   }
 
   // The last viewer that needs the lock releases it, unless another viewer comes before its turn.
@@ -854,6 +949,7 @@ class PageLock {
       endTurn?.();
       if (this.#poll === poll) this.#poll = null;
       if (answer.aborted || sentBy !== page) continue;   // the page was left meanwhile, and is back
+      if (this.#line === line) await this.#repeatAsk();
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
@@ -918,6 +1014,7 @@ class PageLock {
       if (['login_required', 'person_changed'].includes(this.#problem?.code) && this.#isOfPerson(answer)) this.#problem = null;
       this.#named(answer);
       this.#saw(standing(answer));
+      this.#isAsking(answer, answer.body.ask ?? null);
     } else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
     else this.#problem = answer.body;
     this.#changed();
@@ -969,6 +1066,7 @@ class PageLock {
     const before = this.#state;
     this.#state = state;
     Object.assign(this, facts, (state === 'free' || state === 'frozen') && { holder: null, since: null, expiresAt: null });
+    if (state !== 'held') this.asking = null;
     if (state !== before) this.#nudge();
     if (state === 'free' && state !== before) this.#tell('free');
     const until = state === 'frozen' ? this.frozen.until : this.expiresAt;
@@ -996,7 +1094,7 @@ class PageLock {
     clearTimeout(this.#lookTimer);
     const { key, token, current = null, version } = answer.body, { since } = standing(answer);
     Object.assign(
-      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false });
+      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false, asking: null });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;
@@ -1008,6 +1106,7 @@ class PageLock {
     for (const by of this.#keepers.keys()) this.#keepers.set(by, token);
     this.#tell('held');
     if (current === false) this.#tell('stale', { version });
+    this.#hearAsks(answer, answer.body.asks);
   }
 
   // -- an end that comes although this page is alive
@@ -1164,6 +1263,7 @@ class PageLock {
     this.#wanted = false;
     this.#state = state;
     this.token = this.#until = this.since = this.expiresAt = this.#end = this.ending = this.current = null;
+    this.asks = NOTHING;
   }
 
   #lose({ kind, by = null, reason = null } = {}) {
@@ -1264,6 +1364,7 @@ class PageLock {
       const isOfPerson = lock.#isOfPerson(answer);
       if (held.has(token) && isOfPerson) {
         lock.#renew(answer, held.get(token));
+        lock.#hearAsks(answer, held.get(token).asks);
         lock.#changed();
       } else if (!lock.#releasing) {
         lock.#lose(isOfPerson ? lossIn(answer) : { kind: 'person_changed' });
@@ -1291,6 +1392,7 @@ class PageLock {
       const url = lock.url + '/release', last = { ...of, grace_ms: lock.#keepers.size ? GRACE_MS : 0 };
       if (lock.token) sendLast(url, { ...last, token: lock.token });
       if (lock.#wanted) sendLast(url, last);
+      if (lock.asking) sendLast(lock.url + '/withdraw', {});
     });
   }
 
@@ -1300,6 +1402,7 @@ class PageLock {
   /** At the expiry, and each second after it until the server has said whether the lock is still there. */
   expire() {
     if (this.token) this.#warn();
+    else this.#noticeSilence();
     if (!this.token || this.#isInTime()) return;
     if (this.#api.failures) return this.#lose();   // it cannot say so at the moment
     this.#changed();

@@ -12,6 +12,7 @@ import { DocLock, Fields, place, versionIn } from './client.js';
 const AGAIN_MS = 1_000;    // a second submit within this time is a double click
 const SETTLED_MS = 400;    // a click within this time may be meant for the button that stood there before
 const SLOW_MS = 1_000;     // after this time without an answer, the person is told
+const PASSED_MS = 30_000;  // how long a save may take that hands the document over
 const LEAVING_MS = 5_000;  // after a submit, the page is probably about to go
 
 // ---- the texts ------------------------------------------------------------------------------
@@ -38,6 +39,12 @@ export const texts = {
     edit: 'Edit', again: 'Go on editing', here: 'Edit here', takeOver: 'Take over…', yes: 'Take over', no: 'No',
     wait: 'Edit when it is free', stop: 'Only read', extend: 'Go on editing', stored: 'Show the saved document',
     replace: 'Replace it with my text', restore: 'Put it into the form', discard: 'Discard it',
+    ask: 'Ask for it…', why: 'What do you need it for?', send: 'Ask', cancel: 'Do not ask', asked: 'You have asked for it, and wait.',
+    behind: 'You have asked for it. People ahead of you: {ahead}.', silent: 'No answer yet. You still wait.',
+    told_soon: 'The answer is: soon. {reply}', told_no: 'The answer is: not now. {reply}',
+    asks: '{by} asks for this document. {message}', word: 'Your answer in a few words, if you like', soon: 'Soon', refuse: 'Not now',
+    pass: 'Save and hand over', promised: 'You have told {by}: soon.',
+    nobody_hears: 'Nobody would hear you: a program or another tab has it.', too_many_asks: 'Too many people ask for this. Ask again in a minute.',
   },
   de: {
     somebody: 'Jemand', asking: 'Der Server hat noch nicht geantwortet.', address: 'Dieses Formular hat keine Sperre: Seine Adresse ist falsch.',
@@ -59,6 +66,12 @@ export const texts = {
     edit: 'Bearbeiten', again: 'Weiter bearbeiten', here: 'Hier bearbeiten', takeOver: 'Übernehmen…', yes: 'Übernehmen', no: 'Nein',
     wait: 'Bearbeiten, sobald es frei ist', stop: 'Nur lesen', extend: 'Weiter bearbeiten', stored: 'Gespeichertes Dokument zeigen',
     replace: 'Durch meinen Text ersetzen', restore: 'In das Formular übernehmen', discard: 'Verwerfen',
+    ask: 'Darum bitten…', why: 'Wofür brauchen Sie es?', send: 'Bitten', cancel: 'Nicht bitten', asked: 'Sie haben darum gebeten und warten.',
+    behind: 'Sie haben darum gebeten. Vor Ihnen: {ahead}.', silent: 'Noch keine Antwort. Sie warten weiter.',
+    told_soon: 'Die Antwort ist: bald. {reply}', told_no: 'Die Antwort ist: jetzt nicht. {reply}',
+    asks: '{by} bittet um dieses Dokument. {message}', word: 'Ihre Antwort in wenigen Worten, wenn Sie mögen', soon: 'Bald', refuse: 'Jetzt nicht',
+    pass: 'Speichern und übergeben', promised: 'Sie haben {by} gesagt: bald.',
+    nobody_hears: 'Niemand würde Sie hören: Ein Programm oder ein anderer Tab hat es.', too_many_asks: 'Zu viele bitten darum. Bitten Sie in einer Minute noch einmal.',
   },
 };
 
@@ -77,6 +90,7 @@ function say(element, name, values = {}) {
   const text = table?.[name] ?? texts.en[name] ?? name;
   return text.replace(/\{(\w+)\}/g, (_, key) => {
     const value = values[key];
+    if (['message', 'reply'].includes(key)) return value ? isolated(value) : '';
     if (!(value instanceof Date)) return isolated(value || table?.somebody || texts.en.somebody);
     const isToday = value.toDateString() === new Date().toDateString();
     return value.toLocaleString(language, { timeStyle: 'short', ...!isToday && { dateStyle: 'short' } });
@@ -105,6 +119,19 @@ const Base = globalThis.HTMLElement ?? class {};
 
 // ---- the form -------------------------------------------------------------------------------
 
+// A form that was sent to be saved and handed over may be followed by a page with the same form.
+const passed = {
+  name: 'doclock-passed',
+  set(url) { try { sessionStorage.setItem(this.name, JSON.stringify({ url, at: Date.now() })); } catch { /* the person keeps the lock */ } },
+  take(url) {
+    try {
+      const last = JSON.parse(sessionStorage.getItem(this.name));
+      sessionStorage.removeItem(this.name);
+      return last?.url === url && Date.now() - last.at < PASSED_MS;
+    } catch { return false; }
+  },
+};
+
 const fieldsOf = new WeakMap();   // by form: they know what was typed, also if the element is removed and put back
 
 /** One form and the lock of its document. `draw` is called at each change. */
@@ -112,7 +139,7 @@ class Editing {
   lock; fields; kept = [];   // texts that were typed earlier
   stale = null;              // the version that is stored instead of the one in this form; '' if it is not known
   #form; #element; #draw; #explain; #isLazy; #keeper = null;
-  #isKept = true; #saved = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false;
+  #isKept = true; #saved = null; #asksAbout = null; #isComposing = false; #passes = false; #isNews = false; #hasAsked = false; #isAsking = false;
   #began = performance.now(); #submitted = -Infinity; #left = -Infinity;
   #addresses = new Map();    // by element: the name of its attribute, its own address, and the one that was written here
   #ends = new AbortController();
@@ -134,6 +161,7 @@ class Editing {
       onsaved: ({ by }) => this.#hear(by ?? ''),
       onchange: this.#draw,
     });
+    this.#passes = passed.take(this.lock.url) && !this.#isLazy && !element.hasAttribute('unsaved');
     if (this.lock.token) this.lock.acquire();   // of an earlier form or element of this page, which is about to give it up
     if (element.getAttribute('keep') !== 'no') this.#keep();
     this.#listen(signal);
@@ -165,7 +193,9 @@ class Editing {
       if (detail.isSaved && sent.has(detail.request)) {
         this.fields.saved(sent.get(detail.request));
         this.#element.removeAttribute('unsaved');
+        if (this.#passes) this.lock.release();
       }
+      this.#passes = false;
       sent.delete(detail.request);
     });
   }
@@ -182,6 +212,10 @@ class Editing {
   }
 
   #holds() {
+    if (this.#passes) {
+      this.#passes = false;
+      return this.lock.release();
+    }
     // Without a version, nothing else tells that the page shows an older text.
     this.stale = (this.#saved !== null || this.stale === '') && !this.lock.current ? '' : null;
     [this.#isNews, this.#hasAsked, this.#saved] = [this.#hasAsked, false, null];
@@ -231,6 +265,41 @@ class Editing {
     this.#draw();
   }
 
+  ask() { this.#composes(true); }
+  cancel() { this.#composes(false); }
+  send({ why }) {
+    this.#hasAsked = true;
+    this.lock.ask(why.value);
+    why.value = '';
+    this.#composes(false);
+  }
+
+  #composes(isComposing) {
+    this.#isComposing = isComposing;
+    this.#draw();
+  }
+
+  /** The first ask without an answer, or else the first one to which this person has said "soon". */
+  get asked() { return this.lock.asks.find(it => !it.answer) ?? this.lock.asks.find(it => it.answer === 'soon'); }
+
+  soon(words) { this.#answer('soon', words); }
+  refuse(words) { this.#answer('no', words); }
+
+  #answer(answer, { word }) {
+    if (!this.lock.token || !this.asked) return;
+    this.lock.answer(this.asked.id, answer, word.value);
+    word.value = '';
+  }
+
+  /** Gives the document to the next waiter, after the form is saved. A save that is refused gives nothing away. */
+  pass() {
+    if (!this.hasUnsaved) return this.lock.release();
+    const before = this.#left;
+    this.#passes = true;
+    this.#form.requestSubmit();
+    this.#passes = this.#left !== before;   // the browser may have found a mistake in the form
+  }
+
   replace() { this.shows(this.stale); }
   restore() { this.#decide('restore'); }
   discard() { this.#decide('discard'); }
@@ -259,6 +328,7 @@ class Editing {
     const isAgain = this.#isAsking || performance.now() - this.#submitted < AGAIN_MS;
     if (this.isOpen && !isAgain) {
       this.#left = performance.now();
+      if (this.#passes) passed.set(this.lock.url);
       setTimeout(this.#draw, LEAVING_MS + 50);
       setTimeout(() => { if (!event.defaultPrevented) this.#submitted = performance.now(); });   // the page may check its fields
       return this.#address(submitter);
@@ -328,14 +398,17 @@ class Editing {
     if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === (lock.since?.getTime() ?? lock.holder)) {
       return { kind: 'warn', says: ['sure', lock], does: ['no', 'yes'] };
     }
+    const { asking } = lock;
+    if (state === 'held' && this.#isComposing) return { kind: 'info', says: this.#standing(), asks: true, does: ['send', 'cancel'] };
     const does = lock.waiting ? ['stop'] : state === 'held' ? ['wait'] : ['mine_elsewhere', 'frozen'].includes(state) ? [] : ['edit'];
+    if (state === 'held' && lock.holder && !asking && this.#element.getAttribute('ask') !== 'no') does.push('ask');
     if (lock.mayTakeOver || state === 'mine_elsewhere') does.push('takeOver');
     if (lost) {
       if (performance.now() - this.#left < LEAVING_MS) return {};
       return { kind: 'bad', says: this.#loss(lost), more: trouble || (lost.reason ? ['reason', lost] : unsaved), does };
     }
     if (this.#saved !== null) return { kind: 'info', says: ['saved', { by: this.#saved }], more: trouble || ['held', 'mine_elsewhere', 'frozen'].includes(state) && this.#standing(), does: [...does, 'stored'] };
-    if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || lock.waiting && ['waiting'], does };
+    if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || (asking ? this.#whatIsAsked(asking) : lock.waiting && ['waiting']), does };
     if (['mine_elsewhere', 'frozen'].includes(state)) return { kind: 'info', says: this.#standing(), more: trouble || lock.frozen?.reason && ['reason', lock.frozen], does };
     if (trouble) return { kind: 'bad', says: trouble, does };
     if (this.#isLazy) return {};   // nobody has typed yet
@@ -349,6 +422,11 @@ class Editing {
     if (!problem) return null;
     if (!problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
     return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
+  }
+
+  #whatIsAsked({ answer, reply, isSilent, ahead }) {
+    if (answer) return ['told_' + answer, { reply }];
+    return isSilent ? ['silent'] : ahead ? ['behind', { ahead }] : ['asked'];
   }
 
   #standing() {
@@ -381,13 +459,17 @@ const LOOKS = globalThis.document && styled(`
   :empty { margin: 0 }
   dt { font-weight: bold }
   dd { margin: 0 0 .4rem; white-space: pre-wrap; max-block-size: 12rem; overflow: auto }
+  label { display: block; margin-block-end: .4rem }
+  label span { display: block }
+  input { font: inherit; box-sizing: border-box; inline-size: 100%; max-inline-size: 30rem; min-block-size: 2.25rem }
   .buttons { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center }
   button, a { font: inherit; min-block-size: 2.25rem; padding-inline: .8rem }
   a { display: inline-flex; align-items: center; color: LinkText }
   :focus-visible { outline: 2px solid; outline-offset: 2px }
 `);
 
-const BUTTONS = ['edit', 'takeOver', 'no', 'yes', 'wait', 'stop', 'extend', 'replace'], OF_TEXT = ['restore', 'discard'];
+const BUTTONS = ['edit', 'takeOver', 'no', 'yes', 'wait', 'ask', 'send', 'cancel', 'stop', 'extend', 'replace'];
+const OF_ASK = ['soon', 'refuse', 'pass'], OF_TEXT = ['restore', 'discard'], LONGEST = 160;   // characters of a message
 
 class DocLockForm extends Base {
   static observedAttributes = ['lock', 'version', 'on', 'lang'];
@@ -407,11 +489,19 @@ class DocLockForm extends Base {
       node.setAttribute('aria-live', 'polite');
       return node;
     };
+    // A line of text, and the button that Enter presses.
+    const line = (name, enters) => this.#parts[name + 'Label'] = make('label', { hidden: true }, make('span', {}), part(name, 'input', {
+      maxLength: LONGEST, autocomplete: 'off', dir: 'auto', onkeydown: event => { if (event.key === 'Enter' && !event.isComposing) this.#press(event, enters); },
+    }));
     this.shadowRoot.append(
       part('bar', 'section', {},
         this.#parts.told = told(part('says', 'p', { tabIndex: -1 }), part('more', 'p')),
+        line('why', 'send'),
         make('div', { className: 'buttons' }, ...BUTTONS.map(button), 
           part('stored', 'a', { hidden: true, onclick: event => { if (this.#isHasty(event)) event.preventDefault(); } }))),
+      part('asks', 'section', {},
+        told(part('asksSays', 'p')), line('word', 'soon'),
+        make('div', { className: 'buttons' }, ...OF_ASK.map(button))),
       part('kept', 'section', {},
         told(part('keptAt', 'p'), part('keptOn', 'p')), part('differences', 'dl'),
         make('div', { className: 'buttons' }, ...OF_TEXT.map(button))),
@@ -468,7 +558,11 @@ class DocLockForm extends Base {
 
   #isHasty(event) { return event.isTrusted && performance.now() - this.#settled < SETTLED_MS; }
 
-  #press(event, name) { if (!this.#isHasty(event)) this.#editing?.[name](); }
+  #press(event, name) {
+    if (this.#isHasty(event)) return;
+    this.#editing?.[name](this.#parts);
+    if (name === 'ask') this.#parts.why.focus();
+  }
 
   /** Nothing happens although the person has asked for it: what is said tells why. */
   #explain() { this.#parts.says.focus(); }
@@ -476,7 +570,7 @@ class DocLockForm extends Base {
   #draw() {
     const editing = this.#editing, parts = this.#parts, focused = this.shadowRoot.activeElement;
     editing?.settle();
-    const { kind = '', says, more, does = [] } = editing ? editing.view : this.#form ? { kind: 'bad', says: ['address'] } : {};
+    const { kind = '', says, more, asks = false, does = [] } = editing ? editing.view : this.#form ? { kind: 'bad', says: ['address'] } : {};
     parts.bar.dataset.kind = kind;
     parts.told.setAttribute('aria-live', kind === 'bad' ? 'assertive' : 'polite');
     put(parts.says, says ? say(this, ...says) : '');
@@ -485,14 +579,35 @@ class DocLockForm extends Base {
       put(parts[name], say(this, editing?.labels[name] ?? name));
       reveal(parts[name], does.includes(name));
     }
+    this.#drawLine('why', asks);
     parts.stored.href = this.getAttribute('page') ?? location.pathname + location.search;
     parts.stored.target = editing?.hasUnsaved ? '_blank' : '';   // what was typed stays here
     const text = editing?.takesText ? editing.kept[0] : null;
     this.#drawKept(text);
-    this.#drawTitle(editing?.isNews && document.hidden ? say(this, editing.isOpen ? 'granted' : 'stale') : null);
-    const offers = [...does, text?.at].join();
+    const asked = editing?.asked;
+    this.#drawAsk(asked);
+    const news = editing?.isNews ? [editing.isOpen ? 'granted' : 'stale'] : asked && !asked.answer && ['asks', asked];
+    this.#drawTitle(news && document.hidden ? say(this, ...news) : null);
+    const offers = [...does, asked?.id, asked?.answer, text?.at].join();
     if (offers !== this.#offers) [this.#offers, this.#settled] = [offers, performance.now()];
     if (focused && !focused.checkVisibility()) this.#explain();   // the focus would be lost with its button
+  }
+
+  #drawLine(name, isShown) {
+    const label = this.#parts[name + 'Label'];
+    put(label.firstChild, say(this, name));
+    reveal(label, isShown);
+  }
+
+  #drawAsk(asked) {
+    const parts = this.#parts, isNew = asked && !asked.answer;
+    parts.asks.dataset.kind = isNew ? 'warn' : asked ? 'info' : '';
+    put(parts.asksSays, asked ? say(this, isNew ? 'asks' : 'promised', asked) : '');
+    this.#drawLine('word', Boolean(isNew));
+    for (const name of OF_ASK) {
+      put(parts[name], say(this, name));
+      reveal(parts[name], Boolean(isNew || asked && name === 'pass'));
+    }
   }
 
   #drawKept(text) {

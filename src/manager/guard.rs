@@ -8,19 +8,25 @@ use std::{fmt, future::Future, ops::Deref, sync::Arc};
 
 use futures_util::future::{join_all, select_all};
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use crate::{
+    ask::{Answer, Ask},
     error::{LockError, Result},
+    event::LockEvent,
     key::LockKey,
     lock::{Aid, FencingToken, Lock, LockToken, Mode},
     manager::{
-        Parts,
+        LockEvents, Parts,
         claim::{Acquired, Wanted},
         watched::LockWatch,
     },
     store::{Acquisition, Released},
     version::Version,
 };
+
+/// How many asks a guard remembers to have returned.
+const HEARD: usize = 64;
 
 /// A lock that is held as long as this value lives. Made by [`LockManager::acquire`](crate::LockManager::acquire) and by a
 /// [`Job`](crate::Job).
@@ -41,6 +47,8 @@ pub struct LockGuard {
     is_released: bool,
     /// The version of the document as it was last loaded or saved here.
     version: Mutex<Option<Version>>,
+    /// The asks that this guard has returned, the latest last.
+    heard: Mutex<Vec<Uuid>>,
     /// Keeps the news about the lock, which is stored only while something watches the lock.
     _watch: LockWatch,
 }
@@ -59,6 +67,7 @@ impl LockGuard {
             owner,
             is_released: false,
             version: Mutex::default(),
+            heard: Mutex::default(),
             _watch: watch,
         })
     }
@@ -108,6 +117,52 @@ impl LockGuard {
     /// May be dropped and called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
         self.parts.lost(&self.lock)
+    }
+
+    /// Waits until somebody asks for the exclusive lock, and returns each ask once. A job may then release the lock at a good
+    /// moment, or [answer](Self::answer). Only people ask, through the lock API. `None` once the manager is being shut down.
+    /// Does not return if the lock is lost: wait for [`lost`](Self::lost) at the same time.
+    ///
+    /// As [`events`](crate::LockManager::events), this watches all registered collections.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: no ask is missed.
+    pub async fn asked(&self) -> Option<Ask> {
+        let mut events = LockEvents::of(&self.parts);
+        loop {
+            let event = events.next().await?;
+            let lock = match &*event {
+                LockEvent::Asked(lock, _) => Some(lock.clone()),
+                LockEvent::Resync => {
+                    let until = self.parts.verbs.until();
+                    let read = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until);
+                    read.await.ok().flatten()
+                }
+                _ => None,
+            };
+            let ours = lock.filter(|lock| lock.token == Some(self.held.token));
+            let mut heard = self.heard.lock();
+            let is_new = |ask: &Ask| !heard.contains(&ask.id);
+            if let Some(ask) = ours.into_iter().flat_map(|lock| lock.asks).find(is_new) {
+                if heard.len() >= HEARD {
+                    heard.remove(0);
+                }
+                heard.push(ask.id);
+                return Some(ask);
+            }
+        }
+    }
+
+    /// Answers an ask. The asker's page shows the answer.
+    ///
+    /// # Errors
+    /// [`LockError::NoSuchAsk`] if the asker has left or asks for something else now. [`LockError::Lost`] if the lock is gone.
+    /// [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the answer may or may not be told.
+    pub async fn answer(&self, ask: &Ask, answer: Answer) -> Result<()> {
+        self.parts.answer(&self.held, ask.id, answer, self.parts.verbs.until()).await
     }
 
     /// Makes a shared lock exclusive. Granted if this is the only reader. Otherwise it is refused, and

@@ -148,7 +148,11 @@ impl Sessions {
         Ok(self.last_ends(vec![aid.clone()], until).await?.swap_remove(0))
     }
 
-    async fn last_ends(&self, aids: Vec<Aid>, until: Instant) -> Result<Vec<Option<LastEnd>>> {
+    pub(super) async fn last_ends(
+        &self,
+        aids: Vec<Aid>,
+        until: Instant,
+    ) -> Result<Vec<Option<LastEnd>>> {
         let ends = self
             .verbs
             .run("last_ends", until, aids, |store, aids, until| store.last_ends(aids, until));

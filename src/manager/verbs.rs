@@ -24,7 +24,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
     manager::{claim::ClaimPermit, observe},
-    store::{Answer, Deadline, DynStore, NewsId, Query, Settled},
+    store::{Boxed, Deadline, DynStore, NewsId, Query, Settled},
 };
 
 /// The first pause before an operation is tried again; doubled each time.
@@ -43,7 +43,7 @@ const OPERATIONS: usize = 16_384;
 /// The verbs of the operations that accept new work. No other verb is refused: the others keep locks or give them
 /// back, or belong to a task of the manager, and are at most as many as there are sessions, locks and tasks.
 const ACCEPT_NEW_WORK: &[&str] =
-    &["confirm", "exists", "has_expired", "inspect", "load", "locks_on", "save"];
+    &["ask", "confirm", "exists", "has_expired", "inspect", "load", "locks_on", "save"];
 
 /// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome
 /// is unknown and its caller waits.
@@ -82,7 +82,7 @@ impl Verbs {
         &self,
         verb: &'static str,
         args: A,
-        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Boxed<'a, T>,
     ) -> Result<T>
     where
         A: Send + Sync + 'static,
@@ -112,7 +112,7 @@ impl Verbs {
         verb: &'static str,
         until: Instant,
         args: A,
-        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Boxed<'a, T>,
     ) -> Result<T>
     where
         A: Send + Sync + 'static,

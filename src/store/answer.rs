@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    ask::Ask,
     ended::EndReason,
     error::LockError,
     key::LockKey,
@@ -28,6 +29,35 @@ pub struct LastEnd {
     pub for_good: bool,
     /// How long ago.
     pub ago: Duration,
+}
+
+/// The answer to [`ask`](crate::store::Locks::ask).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// The ask is on record.
+    Stands {
+        /// The ask with its name, its time and its answer: those of the earlier ask, if this is a repetition.
+        ask: Ask,
+        /// The sessions that have asked before, the first one first.
+        before: Vec<Aid>,
+    },
+    /// Nobody holds the lock. Nothing was changed.
+    Free,
+    /// The lock is the asker's own, or a foreign program or readers hold it. Nothing was changed.
+    NobodyHears,
+    /// The lock has [`MAX_ASKS`](crate::limits::MAX_ASKS) asks of others. Nothing was changed.
+    TooMany,
+}
+
+/// The answer to [`answer`](crate::store::Locks::answer).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answered {
+    /// The answer is on record.
+    Told,
+    /// The ask is gone, or has another text now. Nothing was changed.
+    NoSuchAsk,
+    /// This acquisition is no longer live. Nothing was changed.
+    Lost,
 }
 
 /// The answer to [`hand_over`](crate::store::Locks::hand_over).

@@ -6,6 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
+mod asks;
+
+pub(in crate::store) use asks::Standing;
+
 use crate::{
     key::LockKey,
     lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
@@ -79,6 +83,8 @@ pub(in crate::store) struct Grant {
     pub(in crate::store) again: bool,
     /// The acquisition that was broken or taken over, and by whom.
     pub(in crate::store) taken: Option<(LockToken, TakenBy)>,
+    /// What others ask its holder. Only an exclusive grant has asks.
+    pub(in crate::store) asks: Vec<Standing>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -283,6 +289,7 @@ impl Record {
         let mut grant = Grant::new(claim, fence, moment);
         if let Some(before) = before {
             (grant.since, grant.until) = (before.since, before.leaving.unwrap_or(before.until));
+            grant.asks = before.asks;
             grant.renew(now, claim.ttl);
         }
         let lock = grant.to_lock(key, moment);
@@ -418,6 +425,7 @@ impl Grant {
             leaving: None,
             again: false,
             taken: None,
+            asks: Vec::new(),
         };
         grant.renew(now, claim.ttl);
         grant
@@ -491,6 +499,7 @@ impl Grant {
             expires_at: moment.instant_of(self.expires()),
             // The grace period of a page that has gone is no end: the page may come back.
             ends_at: self.leaving.unwrap_or(self.until).map(|until| moment.instant_of(until)),
+            asks: self.asks_at(moment.now),
         }
     }
 }
@@ -511,6 +520,7 @@ impl Queued {
             since: SystemTime::UNIX_EPOCH + Duration::from_millis(place.first.0),
             expires_at: moment.instant_of(self.until),
             ends_at: None,
+            asks: Vec::new(),
         }
     }
 }

@@ -99,6 +99,7 @@ impl MemoryStore {
                     grant.ts += by;
                     grant.until = grant.until.map(|until| until + by);
                     grant.leaving = grant.leaving.map(|until| until.map(|until| until + by));
+                    grant.asks.iter_mut().for_each(|it| it.until += by);
                 }
                 for place in &mut record.queue {
                     place.until += by;

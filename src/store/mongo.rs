@@ -15,6 +15,7 @@ use mongodb::{
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OnceCell, Semaphore};
+use uuid::Uuid;
 
 /// Implements verbs of a trait by calls in other files. Each verb names its operation, for its errors.
 macro_rules! verbs {
@@ -43,19 +44,21 @@ use self::{
     step::Clock,
 };
 use crate::{
+    ask::{Answer, Ask},
     error::{StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Ability, Acquisition, Active, Claim, Confirmed, Deadline, HandedOver, Locks, Pattern,
-        Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket, Topology,
-        TryAcquire, Waiters, Watch,
+        Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, HandedOver,
+        Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
+        Topology, TryAcquire, Waiters, Watch,
     },
 };
 
 mod absent;
 mod acquire;
 mod admission;
+mod asks;
 pub(super) mod codec;
 mod collection;
 mod connect;
@@ -340,6 +343,15 @@ impl Locks for MongoStore {
         expire_in(held: &Acquisition, page: Option<PageId>, grace: Duration) -> Released:
             self.call(held.key.collection(), until)?.expire_in(held, page, grace),
             "shortening the lease on {:?}", held.key;
+        ask(key: &LockKey, ask: &Ask) -> Asked:
+            self.call(key.collection(), until)?.ask(key, ask),
+            "asking the holder of {key:?}";
+        answer(held: &Acquisition, ask: Uuid, answer: &Answer) -> Answered:
+            self.call(held.key.collection(), until)?.answer(held, ask, answer),
+            "answering an ask for {:?}", held.key;
+        withdraw(key: &LockKey, aid: &Aid, user: Option<&str>) -> ():
+            self.call(key.collection(), until)?.withdraw(key, aid, user),
+            "withdrawing an ask for {key:?}";
         set_place(key: &LockKey, waiters: &Waiters) -> Option<Ticket>:
             self.call(key.collection(), until)?.set_place(key.id(), waiters),
             "queueing for {key:?}";

@@ -31,6 +31,8 @@ pub enum Change {
     Broken(LockKey, LockToken, TakenBy),
     /// A guarded write of this document was committed. The lock may be gone by now.
     Saved(LockKey, Written),
+    /// Somebody has asked the holder of this lock for it, has withdrawn that, or was answered.
+    Asked(LockKey),
     /// Changes may have been missed, for any document.
     Missed,
 }

@@ -1,5 +1,6 @@
 //! The lock API, for pages that lock documents without loading them.
 
+mod asks;
 mod breaks;
 mod each;
 mod form;
@@ -27,7 +28,7 @@ use crate::{
         Problem,
         access::{Access, Permissions},
         admin, assets, events,
-        format::{Current, KeyBody, millis, rfc3339},
+        format::{AskBody, Current, KeyBody, millis, rfc3339},
         problem::only,
         request::{Ask, Document, Elsewhere, Got, Locks, Mine, RequestLocks, path_param},
         same_site::SameSite,
@@ -60,6 +61,9 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
+/// | `POST /{collection}/{id}/ask` | 202, what is asked, and `ahead`; 409 `free` or `nobody_hears`; 429 `too_many_asks` |
+/// | `DELETE /{collection}/{id}/ask`, `POST /{collection}/{id}/withdraw` | 204, also if nothing was asked |
+/// | `POST /{collection}/{id}/answer` | 204, by the holder with its `Lock-Token`; 404 `no_such_ask` |
 /// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::limits::Limits::event_streams) streams |
 /// | `GET /client.js`, `/elements.js`, `/keep.js`, `/client.d.ts`, `/elements.d.ts` | for pages: ES modules without dependencies, and their types |
@@ -87,6 +91,13 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///   the session asks for the lock before. So a page that is reloaded keeps its lock. With `"page"` and without a token,
 ///   the page has been left and may not know its token: its exclusive lock on the document is released, and every lock that
 ///   it is granted later is given back at once. `"tab"` and `"page"` stand for the headers, which `sendBeacon` cannot set.
+/// - `ask` accepts `{"message": "…"}`, at most [`MAX_ASK_BYTES`](crate::limits::MAX_ASK_BYTES), and tells the holder of the
+///   exclusive lock: in `asks` of its lock in the answers to `heartbeat`, and by the event `asked`. The asker waits like
+///   everybody: `ahead` says how many others are known to wait or to have asked before. The ask goes with the lock, 90 s after it
+///   was last repeated, and by `withdraw`. One person has one ask for a document, and a repetition with another
+///   message replaces it. A lock has at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
+/// - `answer` accepts `{"ask": "…", "answer": "soon" | "no", "message": "…"}`. The asker hears it by the event `answered`, and
+///   finds it in `ask` of `GET /{collection}/{id}`. To give the document away is to release it.
 /// - `break` accepts `{"reason": "…", "token": "…"}`, and without a document in its path also `"key": "collection/id"`:
 ///   the ids `.` and `..` cannot be parts of a path. The reason has at most [`MAX_REASON_BYTES`](crate::limits::MAX_REASON_BYTES). With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
@@ -103,7 +114,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///
 /// The stream of events begins with `resync`, which is also sent after each gap: the page should then
 /// read everything again. The other events are `acquired`, `released`, `expired`, `broken`, `session_ended` and
-/// `saved`. They carry the document, the holder, and whose lock it is or was: `mine`,
+/// `saved`; for the holder `asked`, and for the asker `answered`. They carry the document, the holder, and whose lock it is or was: `mine`,
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 10 s without an
 /// event there is a `beat`.
 ///
@@ -130,6 +141,11 @@ pub fn lock_api(config: &mut ServiceConfig) {
                 .delete(release),
         )
         .service(only("/{collection}/{id}/release", "POST").post(release))
+        .service(
+            only("/{collection}/{id}/ask", "POST, DELETE").post(asks::ask).delete(asks::withdraw),
+        )
+        .service(only("/{collection}/{id}/withdraw", "POST").post(asks::withdraw))
+        .service(only("/{collection}/{id}/answer", "POST").post(asks::answer))
         .service(only("/{collection}/{id}/break", "POST").post(breaks::break_lock));
 }
 
@@ -148,6 +164,7 @@ struct MineBody {
     since: String,
     expires_in_ms: u64,
     state: &'static str,
+    asks: Vec<AskBody>,
     #[serde(flatten)]
     end: Option<EndBody>,
     #[serde(flatten)]
@@ -188,6 +205,7 @@ impl MineBody {
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             state: "mine",
+            asks: lock.asks.iter().map(AskBody::from).collect(),
             end,
             document: None,
         }
@@ -196,7 +214,8 @@ impl MineBody {
 
 async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>> {
     let until = locks.begin();
-    let all = locks.list(until).await?;
+    let mut all = locks.list(until).await?;
+    locks.manager.parts.leave_out_ended_askers(&mut all, until).await?;
     Ok(Current(all_of(&locks, &all).await?))
 }
 

@@ -13,7 +13,7 @@ use actix_web::{
     web::{Bytes, Query},
 };
 use futures_util::{FutureExt, stream};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -30,7 +30,7 @@ use crate::{
     web::{
         Problem,
         access::Permissions,
-        format::{millis, rfc3339, whose},
+        format::{AskBody, KeyBody, millis, rfc3339, whose},
         request::Locks,
     },
 };
@@ -57,6 +57,15 @@ pub(super) struct Asked {
     tab: Option<String>,
     /// The documents to report, separated by commas; otherwise all.
     keys: Option<String>,
+}
+
+#[derive(Serialize)]
+struct AskEvent {
+    #[serde(flatten)]
+    key: KeyBody,
+    whose: &'static str,
+    #[serde(flatten)]
+    ask: AskBody,
 }
 
 /// The receiver of a stream.
@@ -174,12 +183,26 @@ impl Listener {
         let visible = self.permissions.visible(asked_for.cloned().collect()).await?;
         let mut message = String::new();
         for event in events {
-            if event.key().is_none_or(|key| visible.contains(key)) {
+            if event.key().is_none_or(|key| visible.contains(key)) && self.concerns(event) {
                 let data = self.data(event);
                 let _ = write!(message, "event: {}\ndata: {data}\n\n", event.name());
             }
         }
         Some(message)
+    }
+
+    /// False for what somebody else asks or is answered.
+    fn concerns(&self, event: &LockEvent) -> bool {
+        let Some(aid) = &self.aid else {
+            return !matches!(event, LockEvent::Asked(..) | LockEvent::Answered(..));
+        };
+        match event {
+            LockEvent::Asked(lock, _) => lock.aid == *aid,
+            LockEvent::Answered(_, ask) => {
+                ask.is_of(aid, self.permissions.person.as_ref().and_then(|it| it.id()))
+            }
+            _ => true,
+        }
     }
 
     /// The data of the event for this receiver.
@@ -194,6 +217,11 @@ impl Listener {
                 "by": save.by,
                 "version": save.version,
             });
+        }
+        if let LockEvent::Asked(lock, ask) | LockEvent::Answered(lock, ask) = &**event {
+            let (ask, key) = (AskBody::from(ask), KeyBody::from(&lock.key));
+            let whose = whose(lock, self.aid.as_ref(), self.tab);
+            return json!(AskEvent { key, whose, ask });
         }
         let Some(lock) = event.lock() else {
             return json!({ "told": self.permissions.manager.parts.is_told_of_events() });

@@ -10,8 +10,10 @@ use actix_web::{
 };
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
 
 use crate::{
+    ask::{Answer, Ask},
     key::LockKey,
     lock::{Aid, Lock, TabId},
 };
@@ -49,6 +51,32 @@ impl KeyBody {
 impl From<&LockKey> for KeyBody {
     fn from(key: &LockKey) -> Self {
         Self::named(&key.to_string())
+    }
+}
+
+/// An ask, as its asker and the holder see it.
+#[derive(Serialize)]
+pub(super) struct AskBody {
+    ask: Uuid,
+    by: String,
+    message: String,
+    at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reply: Option<String>,
+}
+
+impl From<&Ask> for AskBody {
+    fn from(ask: &Ask) -> Self {
+        Self {
+            ask: ask.id,
+            by: ask.by.label.clone(),
+            message: ask.message.clone(),
+            at: rfc3339(ask.at),
+            answer: ask.answer.as_ref().map(Answer::name),
+            reply: ask.answer.as_ref().map(|it| it.message().to_owned()),
+        }
     }
 }
 

@@ -27,6 +27,8 @@ use crate::{
 /// When to ask again for a lock that another session holds. The lock may become free at any moment before
 /// it expires, so this is shorter than its lease; and a waiter that asks again within 3 s keeps its place.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// When to ask a holder again who is asked too much.
+const ASK_LATER: Duration = Duration::from_secs(30);
 const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 
 /// An answer of the type `application/problem+json`.
@@ -205,6 +207,14 @@ impl From<&LockError> for Problem {
                 problem(StatusCode::TOO_MANY_REQUESTS, "too_many_locks")
                     .retry_after(ASK_AGAIN_AFTER)
             }
+            LockError::NotLocked { .. } => {
+                problem(StatusCode::CONFLICT, "free").with("state", "free")
+            }
+            LockError::NobodyHears { .. } => problem(StatusCode::CONFLICT, "nobody_hears"),
+            LockError::TooManyAsks { .. } => {
+                problem(StatusCode::TOO_MANY_REQUESTS, "too_many_asks").retry_after(ASK_LATER)
+            }
+            LockError::NoSuchAsk { .. } => problem(StatusCode::NOT_FOUND, "no_such_ask"),
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::PageLeft => problem(StatusCode::CONFLICT, "page_left"),
             LockError::PersonChanged => lost(StatusCode::CONFLICT, "person_changed"),

@@ -131,6 +131,8 @@ pub(crate) struct RequestLocks {
     is_to_be_saved: Cell<bool>,
     /// True if the session middleware has to extend the session, or to save it: this request does not end it.
     goes_on: Cell<bool>,
+    /// True if this request has asked the holder of a lock: its session needs an aid, to hear the answer.
+    has_asked: Cell<bool>,
     /// True if the answer is a file, which is the same for everybody, and carries no cookie.
     pub(super) is_for_everybody: Cell<bool>,
 }
@@ -247,6 +249,7 @@ impl RequestLocks {
             began_empty: Cell::default(),
             is_to_be_saved: Cell::default(),
             goes_on: Cell::default(),
+            has_asked: Cell::default(),
             is_for_everybody: Cell::default(),
         });
         req.extensions_mut().insert(Rc::clone(&locks));
@@ -335,8 +338,8 @@ impl RequestLocks {
             // gets a new aid.
             self.aid.borrow_mut().take_if(|_| !has_new_aid);
         }
-        let keeps_locks =
-            (!vanished || has_new_aid) && self.keeps(status) && !self.fresh.borrow().is_empty();
+        let needs_aid = !self.fresh.borrow().is_empty() || self.has_asked.get();
+        let keeps_locks = (!vanished || has_new_aid) && self.keeps(status) && needs_aid;
         // A login saves the session anyway, so it begins the aid: if the aid is there before the first lock, two
         // simultaneous first requests cannot lose it. No other request of a session without an aid does so: its aid
         // could replace the aid of a simultaneous first lock.
@@ -485,6 +488,15 @@ impl RequestLocks {
 
     fn keeps(&self, status: StatusCode) -> bool {
         self.settings.keep_fresh_on_error || !(status.is_client_error() || status.is_server_error())
+    }
+
+    /// The aid for an ask. The session keeps it if the request succeeds.
+    ///
+    /// # Errors
+    /// If the application does not know the client of this request.
+    pub(super) fn aid_for_ask(&self) -> Result<Aid> {
+        self.has_asked.set(true);
+        self.aid_for_lock()
     }
 
     /// The aid for a new lock.

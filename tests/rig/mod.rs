@@ -125,6 +125,7 @@ pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     aged.insert("leaving", doc! { "$cond": [is_leaving, leaving, "$leaving"] });
     aged.insert("readers", each("readers", &["ts", "until"]));
     aged.insert("queue", each("queue", &["until"]));
+    aged.insert("asks", each("asks", &["until"]));
     let older = vec![doc! { "$set": aged }];
     let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");

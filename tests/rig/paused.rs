@@ -5,11 +5,12 @@ use std::time::Duration;
 use actix_doclock::freeze::{Freeze, NewFreeze, Scope};
 use actix_doclock::store::PageId;
 use actix_doclock::{
-    Aid, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
+    Aid, Answer, Ask, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Claim, Confirmed, Deadline, Documents, Edit, Ended,
-        HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved,
-        Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, Documents, Edit,
+        Ended, HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules,
+        Saved, Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters,
+        Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -105,6 +106,27 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Locks for Paused
         until: Deadline,
     ) -> Result<Vec<LockKey>, StoreError> {
         self.paused(self.store.release_all(collection, aid, until)).await
+    }
+    async fn ask(&self, key: &LockKey, ask: &Ask, until: Deadline) -> Result<Asked, StoreError> {
+        self.paused(self.store.ask(key, ask, until)).await
+    }
+    async fn answer(
+        &self,
+        held: &Acquisition,
+        ask: Uuid,
+        answer: &Answer,
+        until: Deadline,
+    ) -> Result<Answered, StoreError> {
+        self.paused(self.store.answer(held, ask, answer, until)).await
+    }
+    async fn withdraw(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        user: Option<&str>,
+        until: Deadline,
+    ) -> Result<(), StoreError> {
+        self.paused(self.store.withdraw(key, aid, user, until)).await
     }
     async fn set_place(
         &self,

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::store::PageId;
 use actix_doclock::{
-    Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
+    Aid, Answer, Ask, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
     StoreErrorKind, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Change, Claim, Content, Deadline, Documents, Edit, Ended,
-        HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed,
+        self, Ability, Acquisition, Active, Answered, Change, Claim, Content, Deadline, Documents,
+        Edit, Ended, HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed,
         Rules as Behaviour, Saved, Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept,
         TakenBy, Ticket, Waiters, Watch,
     },
@@ -364,6 +364,53 @@ impl Locks for Link {
             })
             .await?;
         renewed.0
+    }
+
+    async fn ask(
+        &self,
+        key: &LockKey,
+        ask: &Ask,
+        _until: Deadline,
+    ) -> Result<store::Asked, StoreError> {
+        let (on, ask) = (key.clone(), ask.clone());
+        let asked = self
+            .send("ask", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.ask(&on, &ask, Deadline::NONE))
+            })
+            .await?;
+        asked.0
+    }
+
+    async fn answer(
+        &self,
+        held: &Acquisition,
+        ask: Uuid,
+        answer: &Answer,
+        _until: Deadline,
+    ) -> Result<Answered, StoreError> {
+        let (held, answer) = (held.clone(), answer.clone());
+        let answered = self
+            .send("answer", Touches::One(held.key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.answer(&held, ask, &answer, Deadline::NONE))
+            })
+            .await?;
+        answered.0
+    }
+
+    async fn withdraw(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        user: Option<&str>,
+        _until: Deadline,
+    ) -> Result<(), StoreError> {
+        let (on, aid, user) = (key.clone(), aid.clone(), user.map(str::to_owned));
+        let withdrawn = self
+            .send("withdraw", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.withdraw(&on, &aid, user.as_deref(), Deadline::NONE))
+            })
+            .await?;
+        withdrawn.0
     }
 
     async fn set_place(

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use actix_doclock::{
-    Actor, Aid, Holder, Lock, LockError, LockGuard, LockKey, Lockable, MemoryStore, Released,
-    StoreErrorKind, TryAcquire, Wait,
-    store::{Acquisition, Deadline, Documents, Saved, StoredDocument},
+    Actor, Aid, Answer, Ask, Holder, Lock, LockError, LockGuard, LockKey, Lockable, MemoryStore,
+    Released, StoreErrorKind, TryAcquire, Wait,
+    store::{Acquisition, Asked, Deadline, Documents, Locks, Saved, StoredDocument},
 };
 use doclock_conformance::Shorthand;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout_at};
+use uuid::Uuid;
 
 use crate::history::{Event, name};
 use crate::world::{Known, Server, World};
@@ -497,7 +498,14 @@ impl Desk {
         let (lock, is_fresh) = match answer {
             Ok(TryAcquire::Granted(lock)) => (lock, true),
             Ok(TryAcquire::AlreadyMine(lock)) => (lock, false),
-            Ok(TryAcquire::Held(_) | TryAcquire::Lost(_)) => {
+            Ok(TryAcquire::Held(lock)) => {
+                world.write(op, Event::Held);
+                if world.rng().u8(..100) < 30 {
+                    tokio::spawn(self.clone().asks_for(lock));
+                }
+                return None;
+            }
+            Ok(TryAcquire::Lost(_)) => {
                 world.write(op, Event::Held);
                 return None;
             }
@@ -536,6 +544,28 @@ impl Desk {
     }
 
     /// `None` if there is no answer within the deadline.
+    /// Asks the holder, who answers. Whatever comes of it, no lock may change.
+    async fn asks_for(self, lock: Lock) {
+        let (link, world) = (&self.server.link, self.world());
+        let ask = Ask {
+            id: Uuid::new_v4(),
+            aid: self.aid.clone(),
+            by: Holder::new("desk"),
+            message: String::new(),
+            at: SystemTime::UNIX_EPOCH,
+            answer: None,
+        };
+        let asked = link.ask(&lock.key, &ask, Deadline::NONE).await;
+        let (Ok(Asked::Stands { ask, .. }), Some(held)) = (asked, Acquisition::of(&lock)) else {
+            return;
+        };
+        world.stats().asked += 1;
+        drop(link.answer(&held, ask.id, &Answer::Soon(String::new()), Deadline::NONE).await);
+        if world.rng().bool() {
+            drop(link.withdraw(&lock.key, &self.aid, None, Deadline::NONE).await);
+        }
+    }
+
     async fn has_ended(&self) -> Option<bool> {
         let until = Instant::now() + self.world().settings.deadline;
         while Instant::now() < until {

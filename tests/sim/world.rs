@@ -114,6 +114,7 @@ pub(crate) struct Stats {
     pub(crate) announced: u64,
     pub(crate) idle_sessions: u64,
     pub(crate) broken: u64,
+    pub(crate) asked: u64,
     pub(crate) ended: u64,
     pub(crate) lost_requests: u64,
     pub(crate) lost_replies: u64,
@@ -142,6 +143,7 @@ impl AddAssign for Stats {
         self.announced += other.announced;
         self.idle_sessions += other.idle_sessions;
         self.broken += other.broken;
+        self.asked += other.asked;
         self.ended += other.ended;
         self.lost_requests += other.lost_requests;
         self.lost_replies += other.lost_replies;

@@ -6,6 +6,7 @@
 mod rig;
 
 mod arrays;
+mod asks;
 #[cfg(feature = "web")]
 mod browser;
 #[cfg(feature = "web")]

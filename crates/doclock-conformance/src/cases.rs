@@ -58,6 +58,7 @@ macro_rules! cases {
     };
 }
 
+pub mod asks;
 pub mod ends;
 pub mod fair;
 pub mod fence;

@@ -100,6 +100,7 @@ macro_rules! store_conformance {
         $crate::fair!($subject);
         $crate::watch!($subject);
         $crate::hand_over!($subject);
+        $crate::asks!($subject);
         $crate::pages!($subject);
         $crate::servers!($subject);
         $crate::takeovers!($subject);

@@ -156,7 +156,7 @@ impl Parts {
             Change::Freed(key) | Change::Broken(key, ..) => {
                 self.seen.queues.machine.lock().freed(key);
             }
-            Change::Granted(_) | Change::Saved(..) => {}
+            Change::Granted(_) | Change::Saved(..) | Change::Asked(_) => {}
             Change::Missed => self.seen.queues.call_all(collection),
         }
         if let Some(watched) = self.watches.0.lock().get(collection) {

@@ -196,7 +196,9 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
         let (mut changed, mut next) = (BTreeSet::new(), change.ok());
         while let Some(change) = next {
             match change {
-                Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
+                Ok(Change::Freed(key) | Change::Granted(key) | Change::Asked(key)) => {
+                    drop(changed.insert(key))
+                }
                 Ok(Change::Broken(key, token, taken)) => {
                     now.causes.was_taken(key.clone(), token, taken);
                     changed.insert(key);

@@ -46,6 +46,7 @@ impl Changes {
                 Change::Freed(key)
                 | Change::Granted(key)
                 | Change::Broken(key, ..)
+                | Change::Asked(key)
                 | Change::Saved(key, _) => key.collection() == collection,
                 Change::Missed => true,
             })

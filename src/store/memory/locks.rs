@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use uuid::Uuid;
+
 use crate::{
+    ask::{Answer, Ask},
     key::LockKey,
     lock::{Aid, Lock, Mode, PageId},
     store::{
-        Ability, Acquisition, Active, Change, Claim, Confirmed, Deadline, HandedOver, Locks,
-        Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
-        Topology, TryAcquire, Waiters, Watch,
+        Ability, Acquisition, Active, Answered, Asked, Change, Claim, Confirmed, Deadline,
+        HandedOver, Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult,
+        StoreStatus, Ticket, Topology, TryAcquire, Waiters, Watch,
         lock_rules::{Grant, Moment, Record},
         memory::MemoryStore,
     },
@@ -179,6 +182,46 @@ impl Locks for MemoryStore {
         }
         state.changes.tell(Change::Freed(held.key.clone()));
         Ok(Released::Released)
+    }
+
+    async fn ask(&self, key: &LockKey, ask: &Ask, _until: Deadline) -> StoreResult<Asked> {
+        let mut state = self.state.lock();
+        let asked = state.step(key, |record, _, moment| record.ask(ask, moment));
+        if let Asked::Stands { .. } = asked {
+            state.changes.tell(Change::Asked(key.clone()));
+        }
+        Ok(asked)
+    }
+
+    async fn answer(
+        &self,
+        held: &Acquisition,
+        ask: Uuid,
+        answer: &Answer,
+        _until: Deadline,
+    ) -> StoreResult<Answered> {
+        let mut state = self.state.lock();
+        let key = &held.key;
+        let answered =
+            state.step(key, |record, _, moment| record.answer(held, ask, answer, moment.now));
+        if answered == Answered::Told {
+            state.changes.tell(Change::Asked(key.clone()));
+        }
+        Ok(answered)
+    }
+
+    async fn withdraw(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        user: Option<&str>,
+        _until: Deadline,
+    ) -> StoreResult<()> {
+        let mut state = self.state.lock();
+        if state.step(key, |record, _, _| record.withdraw(aid, user)) {
+            state.changes.tell(Change::Asked(key.clone()));
+        }
+        Ok(())
     }
 
     async fn set_place(

@@ -11,6 +11,7 @@ use crate::{
         Place, Rules, Ticket,
         lock_rules::{Grant, LONGEST_LEASE, Moment, Queued, Record},
         mongo::{
+            asks::{asks_in, asks_of},
             codec::{
                 self, aid_in, documents, holder_in, in_our_time, millis, number, presentable,
                 token_in,
@@ -24,9 +25,9 @@ use crate::{
 
 /// The fields that a decision depends on: a record in which they are the same is still as it was read. The other fields
 /// of a foreign record stay as they are.
-const COMPARED: [&str; 15] = [
+const COMPARED: [&str; 16] = [
     "ts", "ttl", "aid", "token", "since", "tab", "page", "fence", "until", "leaving", "again",
-    "taken", "due", "readers", "queue",
+    "taken", "due", "readers", "queue", "asks",
 ];
 
 /// A record that was read, with the server's time.
@@ -132,6 +133,7 @@ fn grant(stored: &Document, mode: Mode, rules: &Rules) -> Grant {
             .map(|it| it.get_datetime("until").ok().map(|it| since_1970(*it))),
         again: stored.get_bool("again").unwrap_or(false),
         taken: stored.get_str("taken").ok().and_then(read_taken),
+        asks: asks_in(stored),
     }
 }
 
@@ -247,7 +249,7 @@ fn set(fields: &mut Document, name: &str, value: Option<Bson>) {
     }
 }
 
-fn fields(grant: &Grant) -> [(&'static str, Option<Bson>); 13] {
+fn fields(grant: &Grant) -> [(&'static str, Option<Bson>); 14] {
     let leaving = |until: Option<Duration>| {
         let until = until.map(|until| ("until".to_owned(), at(until).into()));
         until.into_iter().collect::<Document>().into()
@@ -267,6 +269,7 @@ fn fields(grant: &Grant) -> [(&'static str, Option<Bson>); 13] {
         ("leaving", grant.leaving.map(leaving)),
         ("again", grant.again.then(|| true.into())),
         ("taken", taken),
+        ("asks", asks_of(&grant.asks)),
     ]
 }
 

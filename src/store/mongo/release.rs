@@ -90,9 +90,9 @@ impl Grants {
 const AT_ONCE: usize = 16;
 
 /// The fields of an exclusive lock in its record, without the fence.
-const OF_GRANT: [&str; 14] = [
+const OF_GRANT: [&str; 15] = [
     "ts", "ttl", "aid", "token", "since", "holder", "tab", "page", "until", "leaving", "again",
-    "taken", "due", "saved",
+    "taken", "due", "saved", "asks",
 ];
 
 /// A lock of a session, with the name of its lease.

@@ -137,7 +137,8 @@ fn pipeline() -> Vec<Document> {
     let changed =
         doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
     let names = doc! { "$map": { "input": changed, "in": "$$this.k" } };
-    let matters = r"^(readers\.[0-9]+|queue\.[0-9]+\.(first|writer))$";
+    let matters =
+        r"^(readers\.[0-9]+|queue\.[0-9]+\.(first|writer)|asks(\.[0-9]+(\.(id|answer|reply))?)?)$";
     let matters = doc! { "$regexMatch": { "input": "$$this", "regex": matters } };
     let matters = doc! { "$anyElementTrue": [{ "$map": { "input": &names, "in": matters } }] };
     let any = vec![
@@ -174,6 +175,10 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
     let has = |list, field| names(list).any(|name| name == field);
     // A change of one element has a name with a dot. Without a dot, the array may have become shorter.
     let shortens = |array| ["set", "removed", "shortened"].into_iter().any(|list| has(list, array));
+    let is_asked = || {
+        let mut changed = names("set").chain(names("removed")).chain(names("shortened"));
+        changed.any(|name| name == "asks" || name.starts_with("asks."))
+    };
     let is_granted =
         || has("set", "token") || names("set").any(|name| name.starts_with("readers."));
     // A server has other waiters than before: the next waiter may be another one.
@@ -190,6 +195,7 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
         Ok("update") if shortens("readers") || writer_left() => Some(Change::Freed(key)),
         Ok("update") if is_granted() => Some(Change::Granted(key)),
         Ok("update") if shortens("queue") || moves_on() => Some(Change::Freed(key)),
+        Ok("update") if is_asked() => Some(Change::Asked(key)),
         Ok("update") => None,
         _ => Some(Change::Freed(key)),
     }

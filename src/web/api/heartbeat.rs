@@ -46,7 +46,7 @@ pub(super) async fn renew(
     locks.renewed(until).await;
     locks.ask_again().await;
     let until = locks.begin();
-    let held = match locks.aid() {
+    let mut held = match locks.aid() {
         // Names tell the collections, so there is no need to look for others.
         Some(aid) if !believed.is_empty() => {
             let named = believed.iter().filter_map(|(_, key, _)| Some(key.as_ref()?.collection()));
@@ -55,6 +55,7 @@ pub(super) async fn renew(
         }
         _ => locks.list(until).await?,
     };
+    locks.manager.parts.leave_out_ended_askers(&mut held, until).await?;
     let tokens: HashMap<_, _> = held.iter().map(|lock| (&lock.key, lock.token)).collect();
     let is_held = |key: &LockKey, token| tokens.get(key) == Some(&Some(token));
     let mut lost = Vec::new();

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Body, DocumentBody, allowed, bad_request, by_name, read};
 use crate::{
     actor::Person,
+    ask::Ask,
     error::LockError,
     key::LockKey,
     lock::{Holder, Lock, Mode},
@@ -15,7 +16,7 @@ use crate::{
     web::{
         Problem,
         access::Access,
-        format::{Current, millis, rfc3339, whose},
+        format::{AskBody, Current, millis, rfc3339, whose},
         request::{Locks, RequestLocks, path_param},
         same_site::SameSite,
     },
@@ -40,6 +41,9 @@ pub(super) struct StateBody {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     may_take_over: Option<bool>,
+    /// What this person asks the holder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ask: Option<AskBody>,
     /// The freeze, if no new lock is granted at the moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     frozen: Option<FrozenBody>,
@@ -69,8 +73,12 @@ impl StateBody {
             ("mine_elsewhere", _) => Some(true),
             _ => None,
         };
+        let user = locks.actor().id().map(str::to_owned);
+        let is_own = |ask: &&Ask| aid.as_ref().is_some_and(|aid| ask.is_of(aid, user.as_deref()));
+        let ask = lock.as_ref().and_then(|lock| lock.asks.iter().find(is_own));
         Self {
             state,
+            ask: ask.map(AskBody::from),
             key: None,
             mode: lock.as_ref().map(|lock| lock.mode),
             since: lock.as_ref().map(|lock| rfc3339(lock.since)),

@@ -346,3 +346,111 @@ async fn the_same_pages_work_without_javascript() {
     })
     .await;
 }
+
+/// What the element says to the holder about asks.
+async fn is_asked(page: &Page, part: &str) {
+    page.until(&format!("{BAR}('[part=asksSays]').textContent.includes('{part}')")).await;
+}
+
+async fn tells(page: &Page, part: &str) {
+    page.until(&format!("{BAR}('[part=more]').textContent.includes('{part}')")).await;
+}
+
+/// Writes into a line of the element.
+async fn words(page: &Page, line: &str, text: &str) {
+    page.until(&format!("{BAR}('[part={line}]').checkVisibility()")).await;
+    page.run::<()>(&format!("{BAR}('[part={line}]').value = '{text}'")).await;
+}
+
+#[actix_web::test]
+async fn whoever_waits_asks_the_holder_who_answers_saves_and_hands_over() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        press(&bob, "ask").await;
+        bob.until(
+            "document.querySelector('doclock-form').shadowRoot.activeElement.matches('[part=why]')",
+        )
+        .await;
+        words(&bob, "why", "<b>the meeting</b>").await;
+        press(&bob, "send").await;
+        tells(&bob, "You have asked for it").await;
+        is_asked(&alice, "bob").await;
+        is_asked(&alice, "<b>the meeting</b>").await;
+        for page in [&alice, &bob] {
+            let faults = page.faults().await;
+            assert!(faults.is_empty(), "{faults:#?}");
+        }
+        words(&alice, "word", "one more line").await;
+        press(&alice, "soon").await;
+        tells(&bob, "soon. \u{2068}one more line").await;
+        is_asked(&alice, "You have told").await;
+
+        writes(&alice, "for the meeting").await;
+        alice.run::<()>("window.isOld = true").await;
+        press(&alice, "pass").await;
+        alice.until("!window.isOld").await;
+        says(&alice, "bob").await;
+        bob.until("document.querySelector('doclock-form').lock.token").await;
+        says(&bob, "has been saved since").await;
+        press(&bob, "stored").await;
+        until_mine(&bob).await;
+        assert_eq!(bob.value("text").await, "for the meeting");
+        assert_eq!(
+            bob.run::<Value>("return document.querySelector('doclock-form').lock.asks").await,
+            json!([])
+        );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_save_that_is_refused_hands_nothing_over_and_a_page_that_goes_asks_nothing() {
+    forms(&["--ttl-secs", "60"], async |stage| {
+        let [list, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        // Another program has saved.
+        let version = "document.querySelector('doclock-form').lock.version = '0'.repeat(32)";
+        alice.run::<()>(version).await;
+        writes(&alice, "typed").await;
+        alice.run::<()>("window.isOld = true").await;
+        press(&alice, "pass").await;
+        alice
+            .until(
+                "!window.isOld && document.querySelector('doclock-form').hasAttribute('unsaved')",
+            )
+            .await;
+        until_mine(&alice).await;
+        assert_eq!(alice.value("text").await, "typed");
+        is_asked(&alice, "bob").await;
+        bob.go(&stage.editor.url("/")).await;
+        alice.until("!document.querySelector('doclock-form').lock.asks.length").await;
+        drop(list);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_hidden_holder_is_told_by_the_title_and_a_silent_one_is_noticed() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        alice.run::<()>("Object.defineProperty(document, 'hidden', { get: () => true, configurable: true })").await;
+        let title = alice.run::<String>("return document.title").await;
+        bob.run::<()>("window.asked = document.querySelector('doclock-form').lock.ask('x')").await;
+        alice.until("document.title.includes('bob')").await;
+        bob.run::<()>("window.now = Date.now; Date.now = () => now() + 61_000").await;
+        tells(&bob, "No answer yet").await;
+        bob.run::<()>("Date.now = window.now").await;
+        press(&alice, "refuse").await;
+        alice.until(&format!("document.title === {}", json!(title))).await;
+        press(&bob, "stop").await;
+        alice.until("!document.querySelector('doclock-form').lock.asks.length").await;
+    })
+    .await;
+}

@@ -5,7 +5,9 @@
 
 use std::{future::Future, pin::Pin, rc::Rc, time::SystemTime};
 
-use actix_doclock::{Actor, Holder, LockManager, Lockable, MemoryStore, Named, Wait};
+use actix_doclock::{Actor, Answer, Ask, Holder, LockManager, Lockable, MemoryStore, Named, Wait};
+
+use uuid::Uuid;
 
 use super::{
     requests,
@@ -53,6 +55,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),
     ("store/mongo/transaction.rs::confirm_in", "in a transaction of the caller"),
     ("store/mongo/transaction.rs::update", "made of a transaction"),
+    ("manager/guard.rs::asked", "reads; what next of LockEvents is made of"),
     ("store/watch.rs::next", "reads; what next of LockEvents is made of"),
 ];
 
@@ -188,6 +191,17 @@ fn jobs() -> Vec<Case> {
         "manager/guard/write.rs::delete" => Free, 0, |s| {
             let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
         } { guard.delete().await }
+        "manager/guard.rs::answer" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+            let ask = Ask {
+                id: Uuid::new_v4(),
+                aid: s.alice.clone(),
+                by: Holder::new("alice"),
+                message: String::new(),
+                at: SystemTime::UNIX_EPOCH,
+                answer: None,
+            };
+        } { guard.answer(&ask, Answer::No(String::new())).await }
         "manager/guard.rs::release" => Free, 0, |s| {
             let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
         } { guard.release().await }

@@ -51,6 +51,8 @@ pub(super) enum Op {
     Sweep,
     Announce,
     Break(usize),
+    /// Somebody else asks the holder of this document for it, which changes nothing but that.
+    AskFor(usize),
     Save(usize),
     /// Makes the locks and the waiters of this document older.
     Age(usize, u64),
@@ -106,6 +108,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Sweep),
         1 => Just(Op::Announce),
         1 => (0..DOCUMENTS).prop_map(Op::Break),
+        3 => (0..DOCUMENTS).prop_map(Op::AskFor),
         2 => back().prop_map(Op::Save),
         4 => (0..DOCUMENTS, hundreds(1..=6)).prop_map(|(document, by)| Op::Age(document, by)),
     ]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use actix_doclock::store::PageId;
@@ -11,8 +11,8 @@ use actix_doclock::{
     Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, Released, TabId,
     TryAcquire,
     store::{
-        Acquisition, Claim, Place, Saved, Store, StoredDocument, TakenBy, TakeoverKind, Ticket,
-        Turn, Waiters,
+        self, Acquisition, Claim, Place, Saved, Store, StoredDocument, TakenBy, TakeoverKind,
+        Ticket, Turn, Waiters,
     },
 };
 use doclock_conformance::Shorthand;
@@ -51,6 +51,10 @@ pub(super) struct Run<'a, S> {
     fences: BTreeMap<usize, FencingToken>,
     /// How many tickets were drawn.
     draws: usize,
+    /// Asks for documents, and holds none.
+    stranger: Aid,
+    /// The session that was asked last, by document.
+    asked: [Option<usize>; DOCUMENTS],
 }
 
 pub(super) fn document(n: usize) -> LockKey {
@@ -69,6 +73,8 @@ impl<'a, S: Subject> Run<'a, S> {
             claims: Vec::new(),
             fences: BTreeMap::new(),
             draws: 0,
+            stranger: Aid::new(),
+            asked: [None; DOCUMENTS],
         }
     }
 
@@ -134,6 +140,7 @@ impl<'a, S: Subject> Run<'a, S> {
                 let seen = (self.who(&seen.aid), self.token(&seen).expect("its own"));
                 assert_eq!(broken, self.reference.break_seen(*n, seen), "broken");
             }
+            Op::AskFor(n) => self.ask_for(*n).await,
             Op::Age(n, by) => {
                 self.on.age(&document(*n), seconds(*by)).await;
                 self.reference.age(*n, *by);
@@ -149,6 +156,28 @@ impl<'a, S: Subject> Run<'a, S> {
                     self.step_of_claim(op, &asked, &claim).await;
                 }
             }
+        }
+    }
+
+    async fn ask_for(&mut self, n: usize) {
+        let ask = actix_doclock::Ask {
+            id: Uuid::new_v4(),
+            aid: self.stranger.clone(),
+            by: Holder::new("$stranger"),
+            message: "$$ROOT".to_owned(),
+            at: SystemTime::UNIX_EPOCH,
+            answer: None,
+        };
+        let asked = self.on.store().ask(&document(n), &ask, Deadline::NONE).await.unwrap();
+        let expected = self.reference.locks_on(n);
+        match (expected.iter().next(), asked) {
+            (None, store::Asked::Free) => {}
+            (Some((_, (grant, _))), store::Asked::NobodyHears) if grant.shared => {}
+            (Some(((who, _), (grant, _))), store::Asked::Stands { ask: stands, .. }) => {
+                assert!(!grant.shared && stands.message == ask.message, "{stands:?}");
+                self.asked[n] = Some(*who);
+            }
+            (_, other) => panic!("{other:?}, but the locks are {expected:?}"),
         }
     }
 
@@ -340,6 +369,7 @@ impl<'a, S: Subject> Run<'a, S> {
             let (left, told) = (seconds(left), lock.expires_in());
             assert!(told <= left && told > left - seconds(40), "{told:?}, not {left:?}: {grant:?}");
             assert_eq!(lock.mode == Mode::Shared, grant.shared);
+            assert!(lock.asks.is_empty() || self.asked[n] == Some(who), "{lock:?}");
             assert_eq!(lock.tab, grant.tab.map(|tab| self.tabs[tab]));
             assert_eq!(lock.fence, self.fences.get(&token).copied(), "the fence stays");
         }

@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod api;
+mod asks;
 mod cancellation;
 mod clients;
 mod collections;

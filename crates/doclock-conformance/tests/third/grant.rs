@@ -156,6 +156,7 @@ impl Grant {
             since: UNIX_EPOCH + self.granted,
             expires_at: now.before + self.expires().saturating_sub(now.date),
             ends_at: self.ends.map(|ends| now.before + ends.saturating_sub(now.date)),
+            asks: Vec::new(),
         }
     }
 }

@@ -90,6 +90,7 @@ fn lock(key: &LockKey, aid: &Aid, mode: Mode) -> Lock {
         since: SystemTime::UNIX_EPOCH,
         expires_at: Instant::now() + LONG,
         ends_at: None,
+        asks: Vec::new(),
     }
 }
 

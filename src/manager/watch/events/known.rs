@@ -8,6 +8,7 @@ use std::{
 use futures_util::future::join_all;
 
 use crate::{
+    ask::Ask,
     clock,
     ended::EndReason,
     error::Result,
@@ -121,9 +122,13 @@ impl Known {
             let known = self.locks.entry(key.clone()).or_default();
             for lock in locks {
                 match known.iter_mut().find(|(old, _)| is_same(old, &lock)) {
-                    Some((old, _)) => *old = lock,
+                    Some((old, _)) => {
+                        tell_asks(parts, &old.asks, &lock);
+                        *old = lock;
+                    }
                     None => {
                         parts.events.tell(LockEvent::Acquired(lock.clone()));
+                        tell_asks(parts, &[], &lock);
                         known.push((lock, at));
                     }
                 }
@@ -131,6 +136,19 @@ impl Known {
             if known.is_empty() {
                 self.locks.remove(&key);
             }
+        }
+    }
+}
+
+/// Tells which asks and answers are new.
+fn tell_asks(parts: &Parts, old: &[Ask], new: &Lock) {
+    for ask in &new.asks {
+        let before = old.iter().find(|it| it.id == ask.id);
+        if before.is_none() {
+            parts.events.tell(LockEvent::Asked(new.clone(), ask.clone()));
+        }
+        if ask.answer.is_some() && before.is_none_or(|it| it.answer != ask.answer) {
+            parts.events.tell(LockEvent::Answered(new.clone(), ask.clone()));
         }
     }
 }
