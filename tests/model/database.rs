@@ -173,6 +173,15 @@ impl Protocol {
                 database.leave_trace(former);
                 Answer::Done
             }
+            Verb::Ask(read) => {
+                // The same record, that many ticks later.
+                let now = Lock { left: read.left - request.age as i8, ..read };
+                let is_same = database.live() == Some(now);
+                if now.is_live() && (is_same || !self.rules.ask_compares_record) {
+                    database.lock = Some(Lock { asked: true, ..now });
+                }
+                return (Some(Answer::Done), None);
+            }
             Verb::Confirm(_) => unreachable!("a read"),
             Verb::Break(token) => {
                 let spares = self.rules.break_spares_expired;
@@ -216,7 +225,7 @@ impl Protocol {
                 Answer::Expired(lock.former())
             }
             free => {
-                let granted = Lock { token, left: LEASE, lease: 0, orphan: !waits, again: false };
+                let granted = Lock { token, left: LEASE, lease: 0, orphan: !waits, again: false, asked: false };
                 let former = free.replace(granted).filter(|it| it.token.who != token.who);
                 if let Some(former) = former {
                     self.owe(database, former);
@@ -254,7 +263,7 @@ impl Protocol {
         let to = match verb {
             Verb::Tombstone if world.logout == self.stage_of(verb) => &mut world.logout_reply,
             Verb::RemoveAll if world.logout == self.stage_of(verb) => &mut world.logout_reply,
-            Verb::Tombstone | Verb::RemoveAll | Verb::Break(_) => return None,
+            Verb::Tombstone | Verb::RemoveAll | Verb::Break(_) | Verb::Ask(_) => return None,
             Verb::Look(who) => {
                 let client = world.client(who);
                 if client.phase != Phase::Looking {

@@ -41,6 +41,7 @@ const NOBODY: Protocol = Protocol {
     transactions: false,
     forms: false,
     breaks: 0,
+    stranger_asks: 0,
     steps_back: 0,
     reaper: false,
     only: None,
@@ -136,6 +137,18 @@ fn a_save_during_which_the_lock_is_broken_and_the_clock_steps_back() {
     holds("save, break and clock", &SAVES);
 }
 
+/// Also beside saves of transactions, and a break.
+#[test]
+fn a_stranger_who_asks_while_the_lock_is_saved_under_and_broken() {
+    holds("save, break and ask", &Protocol { stranger_asks: 1, steps_back: 0, ..SAVES });
+}
+
+#[test]
+fn a_stranger_who_asks_while_the_lock_is_taken_over() {
+    let model = Protocol { stranger_asks: 1, ..REAPER };
+    holds_up_to("takeover and ask", &model, World::is_free_and_all_announced);
+}
+
 #[test]
 fn a_takeover_during_the_sweep_of_a_reaper_that_dies() {
     holds_up_to("takeover and reaper", &REAPER, World::is_free_and_all_announced);
@@ -226,6 +239,8 @@ without! {
         ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 17;
     break_spares_expired: a_break_of_a_lock_that_has_expired,
         Protocol { breaks: 1, ..REAPER } => AnIdleSessionIsForgotten in 6;
+    ask_compares_record: an_ask_that_writes_over_what_has_changed_since_it_was_read,
+        Protocol { stranger_asks: 1, ..ALICE_TWICE_AND_BOB } => TwoBelieveAtOnce in 15;
     trace_names_lease: a_trace_of_a_lock_that_a_save_renews_at_the_same_moment,
         Protocol { breaks: 0, steps_back: 0, versions: 1, reaper: true, ..SAVES } => AnIdleSessionIsForgotten in 17;
     expired_stays_expired: an_expired_lock_that_is_live_again_because_the_clock_stepped_back,

@@ -32,6 +32,8 @@ pub(crate) struct Protocol {
     pub(crate) forms: bool,
     /// How often an administrator breaks a lock of Alice's.
     pub(crate) breaks: u8,
+    /// How often a stranger asks for the lock.
+    pub(crate) stranger_asks: u8,
     /// How often the clock of the server steps back by a tick.
     pub(crate) steps_back: u8,
     /// Whether there is a reaper, which announces idle sessions.
@@ -76,6 +78,7 @@ pub(crate) enum Step {
     Ticks,
     StepsBack,
     Breaks(Token),
+    ReadsToAsk(Token),
     Finds(Who),
     LeavesAwake(Who),
     Claims(Who),
@@ -97,6 +100,7 @@ impl Model for Protocol {
             failovers: self.failovers,
             repetitions: self.repetitions,
             breaks: self.breaks,
+            asks: self.stranger_asks,
             steps_back: self.steps_back,
             ..World::new()
         }
@@ -123,6 +127,12 @@ impl Model for Protocol {
             let mut world = World { breaks: from.breaks - 1, ..*from };
             if world.send(Verb::Break(lock.token)) {
                 self.then(Step::Breaks(lock.token), world, to);
+            }
+        }
+        if let (Some(lock), 1..) = (from.primary.live(), from.asks) {
+            let mut world = World { asks: from.asks - 1, ..*from };
+            if world.send(Verb::Ask(lock)) {
+                self.then(Step::ReadsToAsk(lock.token), world, to);
             }
         }
         if self.reaper {

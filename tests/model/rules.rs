@@ -39,6 +39,8 @@ pub(crate) struct Rules {
     pub(crate) break_spares_expired: bool,
     /// A trace and a takeover name the former holder's lease (its `ts`), not only its token.
     pub(crate) trace_names_lease: bool,
+    /// An ask is written only while the record is as it was read.
+    pub(crate) ask_compares_record: bool,
     /// Assumed: the server's clock does not step back between the moment at which a lock is found
     /// expired and the end of the reaper's work on it.
     pub(crate) expired_stays_expired: bool,
@@ -75,6 +77,7 @@ impl Rules {
         releases_are_not_overtaken: true,
         break_spares_expired: true,
         trace_names_lease: true,
+        ask_compares_record: true,
         expired_stays_expired: true,
         ends_keep_leases: true,
         logout_names_expired: true,

@@ -2,7 +2,7 @@
 
 use crate::world::{LEASE, Token, Who};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Lock {
     pub(crate) token: Token,
     /// The rest of its lease by the server's clock. The lock has expired if this is not positive.
@@ -15,6 +15,8 @@ pub(crate) struct Lock {
     pub(crate) orphan: bool,
     /// A second request of the session was told of it.
     pub(crate) again: bool,
+    /// A stranger asks its holder for it.
+    pub(crate) asked: bool,
 }
 
 impl Lock {

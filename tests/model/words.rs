@@ -36,6 +36,7 @@ impl fmt::Display for Step {
             Self::Ticks => f.write_str("time passes: one tick"),
             Self::StepsBack => f.write_str("the clock of the server steps back by a tick"),
             Self::Breaks(token) => write!(f, "an administrator sees {token}, and asks to break it"),
+            Self::ReadsToAsk(token) => write!(f, "a stranger, who wants to ask, reads {token}"),
             Self::Finds(who) => write!(f, "the reaper finds that {who} may be idle"),
             Self::LeavesAwake(who) => write!(
                 f,
@@ -79,6 +80,7 @@ impl fmt::Display for Verb {
                 write!(f, "commit the save over version {seen}, under {token}")
             }
             Self::Break(token) => write!(f, "break {token}"),
+            Self::Ask(lock) => write!(f, "a stranger asks for {}", lock.token),
             Self::Confirm(token) => write!(f, "is {token} live? and load"),
         }
     }

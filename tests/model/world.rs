@@ -61,6 +61,8 @@ pub(crate) enum Verb {
     Commit(Token, u8, bool),
     /// A break by an administrator.
     Break(Token),
+    /// The second half of a step: writes that a stranger asks for this lock, as it was read.
+    Ask(Lock),
     /// A re-entry: a read of the majority-committed lock and document.
     Confirm(Token),
 }
@@ -250,11 +252,12 @@ pub(crate) struct World {
     pub(crate) sweep: Sweep,
     /// The acquisition that an administrator has broken.
     pub(crate) broken: Option<Token>,
-    /// How much may still happen: failovers, repeated requests, breaks by an administrator, and
+    /// How much may still happen: failovers, repeated requests, breaks by an administrator, asks of a stranger, and
     /// backward steps of the server's clock.
     pub(crate) failovers: u8,
     pub(crate) repetitions: u8,
     pub(crate) breaks: u8,
+    pub(crate) asks: u8,
     pub(crate) steps_back: u8,
     /// The newest version that was acknowledged as saved.
     pub(crate) acknowledged: u8,
@@ -275,6 +278,7 @@ impl World {
             failovers: 0,
             repetitions: 0,
             breaks: 0,
+            asks: 0,
             steps_back: 0,
             acknowledged: 0,
         }

@@ -73,8 +73,8 @@ fn nothing_breaks_whatever_happens() {
     }
     println!("seeds from {first} in {:.1?}: {stats:?}", began.elapsed());
     assert!(
-        seed().is_some() || stats.overloaded > 0,
-        "too much was asked at least once: {stats:?}"
+        seed().is_some() || stats.overloaded > 0 && stats.asked > 0,
+        "too much was wanted at least once, and a holder was asked: {stats:?}"
     );
 }
 

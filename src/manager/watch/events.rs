@@ -197,7 +197,7 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
         while let Some(change) = next {
             match change {
                 Ok(Change::Freed(key) | Change::Granted(key) | Change::Asked(key)) => {
-                    drop(changed.insert(key))
+                    changed.insert(key);
                 }
                 Ok(Change::Broken(key, token, taken)) => {
                     now.causes.was_taken(key.clone(), token, taken);
