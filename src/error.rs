@@ -108,25 +108,26 @@ pub enum LockError {
     },
 
     /// The lock has no holder who would hear an [ask](crate::Ask): it belongs to the session that asks, to readers, or to
-    /// another program. (409)
+    /// another program; or the store keeps no asks. (409)
     #[error(
-        "nobody would hear you: {key} is locked by yourself, by readers or by another program; wait for it, or take it \
-         over from your other tab"
+        "nobody would hear you: {key} is locked in another tab of yours, by readers or by another program; wait for it, or \
+         take it over from your other tab"
     )]
     NobodyHears {
         /// The document.
         key: LockKey,
     },
 
-    /// As many others as may already ask the holder of the lock, or this session has asked too often in this minute. (429)
-    #[error("too much is being asked for {key}; wait for it, and ask again in a minute")]
+    /// As many others as may already ask the holder of the lock, or this person has asked too often in this minute. (429)
+    #[error("too much is being asked for {key}; wait for it, and ask again a minute later")]
     TooManyAsks {
         /// The document.
         key: LockKey,
     },
 
-    /// The ask that was to be answered is gone: its asker has left, or asks for something else now. (404)
-    #[error("nobody asks this for {key} any more")]
+    /// The ask that was to be answered or repeated is gone: its asker has left or asks for something else now, or the lock has
+    /// another holder. (404)
+    #[error("nobody asks this for {key} any more: look at the lock again")]
     NoSuchAsk {
         /// The document.
         key: LockKey,

@@ -1,6 +1,11 @@
 //! The events of locks, for subscribers.
 
-use crate::{ask::Ask, key::LockKey, lock::Lock, store::Written, takeover::TakenBy};
+use crate::{
+    key::LockKey,
+    lock::{Ask, Lock},
+    store::Written,
+    takeover::TakenBy,
+};
 
 /// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///

@@ -6,7 +6,6 @@
 #![cfg_attr(not(feature = "web"), allow(dead_code))]
 
 mod actor;
-mod ask;
 mod clock;
 mod description;
 mod ended;
@@ -28,13 +27,12 @@ mod version;
 pub mod web;
 
 pub use actor::Actor;
-pub use ask::{Answer, Ask};
 pub use description::Description;
 pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, Named};
-pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, TabId};
+pub use lock::{Aid, Answer, Ask, FencingToken, Holder, Lock, LockToken, Mode, TabId};
 pub use manager::{
     BuildError, Job, LockEvents, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
     metrics,
@@ -64,10 +62,9 @@ pub mod health {
 /// [`Limits`](limits::Limits) are settings; the constants are limits that no setting changes.
 pub mod limits {
     pub use crate::{
-        ask::{MAX_ASK_BYTES, MAX_ASKS},
         ended::MAX_NAMED_LOCKS,
         key::MAX_ID_BYTES,
-        lock::MAX_LABEL_BYTES,
+        lock::{MAX_ASK_BYTES, MAX_ASKS, MAX_LABEL_BYTES},
         manager::{Limits, MAX_COLLECTIONS, MAX_REASON_BYTES},
         store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
     };

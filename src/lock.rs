@@ -10,16 +10,20 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    ask::Ask,
     clock,
     description::Description,
     key::LockKey,
     random,
-    text::{cut, short},
+    text::{cut, one_line, short},
 };
 
 /// The longest label of a [`Holder`], in bytes. A longer one is cut.
 pub const MAX_LABEL_BYTES: usize = 4096;
+
+/// The longest text of an ask or of an answer, in bytes. The HTTP API refuses a longer one; other texts are cut.
+pub const MAX_ASK_BYTES: usize = 500;
+/// How many asks one lock has at most, each of another person.
+pub const MAX_ASKS: usize = 8;
 
 /// "Application id": the web session, job or process that holds locks.
 ///
@@ -340,6 +344,82 @@ impl Lock {
     /// True if the lock was granted to another tab than this one. A shared lock belongs to all tabs of its session.
     pub(crate) fn is_of_another_tab(&self, tab: Option<TabId>) -> bool {
         self.mode == Mode::Exclusive && self.tab.zip(tab).is_some_and(|(of_lock, it)| of_lock != it)
+    }
+}
+
+/// Somebody asks the holder of a lock for the document. This changes neither the lock nor the order of its waiters.
+///
+/// An ask stands in the record of the lock, and goes with the lock. It also goes 90 s after its asker has last repeated it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Names the ask. Another text gives it another name.
+    pub id: Uuid,
+    /// The session that asks. Never shown to anybody.
+    pub aid: Aid,
+    /// Who asks.
+    pub by: Holder,
+    /// What for, in one line of at most [`MAX_ASK_BYTES`].
+    pub message: String,
+    /// When, by the store's clock.
+    pub at: SystemTime,
+    /// The latest answer of the holder.
+    pub answer: Option<Answer>,
+}
+
+/// What the holder of a lock answers to an [`Ask`]. To give the document away is to release it: its next waiter is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The holder will release the lock soon, and says a word to that.
+    Soon(String),
+    /// The holder will not release the lock, and says why.
+    No(String),
+}
+
+impl Ask {
+    /// A new ask. The store sets the time.
+    pub(crate) fn new(aid: Aid, by: Holder, message: &str) -> Self {
+        let message = one_line(message, MAX_ASK_BYTES);
+        Self { id: random::uuid(), aid, by, message, at: SystemTime::UNIX_EPOCH, answer: None }
+    }
+
+    /// True if it is an ask of this session, or of another session of the same person.
+    pub(crate) fn is_of(&self, aid: Option<&Aid>, user: Option<&str>) -> bool {
+        aid == Some(&self.aid) || user.is_some() && self.by.user.as_deref() == user
+    }
+}
+
+impl Answer {
+    /// `None` if there is no answer of this name.
+    pub(crate) fn named(name: &str, message: &str) -> Option<Self> {
+        match name {
+            "soon" => Some(Self::Soon(message.to_owned())),
+            "no" => Some(Self::No(message.to_owned())),
+            _ => None,
+        }
+    }
+
+    /// The answer in one line of at most [`MAX_ASK_BYTES`].
+    pub(crate) fn in_one_line(mut self) -> Self {
+        let (Self::Soon(message) | Self::No(message)) = &mut self;
+        *message = one_line(message, MAX_ASK_BYTES);
+        self
+    }
+
+    /// `soon` or `no`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Soon(_) => "soon",
+            Self::No(_) => "no",
+        }
+    }
+
+    /// The holder's words, perhaps none.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        let (Self::Soon(message) | Self::No(message)) = self;
+        message
     }
 }
 

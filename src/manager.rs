@@ -135,6 +135,7 @@ pub(crate) struct Parts {
     pub(crate) event_streams: watch::streams::Streams,
     /// Of the requests that name many documents.
     pub(crate) batches: one_at_a_time::Turns<Person>,
+    asks: counts::InAMinute<Person>,
     served: Arc<watch::ends::Served>,
     pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.

@@ -20,12 +20,11 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask},
     ended::EndReason,
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
-    lock::{Aid, Lock},
+    lock::{Aid, Answer, Ask, Lock},
     takeover::Takeover,
 };
 
@@ -343,14 +342,15 @@ pub trait Locks: Send + Sync + 'static {
         async { Ok(Released::AlreadyGone) }
     }
 
-    /// Puts this ask on record with the live exclusive lock on the document, for about 90 s: a repetition, which is an ask
-    /// of the same session or [user](crate::Holder::user) with the same text, keeps its name, time and answer, and stands
-    /// for another 90 s. Another text replaces the earlier ask. The lock itself does not change, neither its `ts` nor its
-    /// token, and no save fails because of an ask. Asks go with the grant; a grant that [continues](Self::hand_over) keeps
-    /// them. Sets [`Ask::at`].
+    /// Puts this ask on record with the live exclusive lock on the document, for 90 s. A session, or a
+    /// [user](crate::Holder::user) in all sessions, has one ask: the same text once more keeps its name, time and answer, and
+    /// another text replaces it. If it is asked `again`, the ask that stands, whatever its text, stands for another 90 s (or
+    /// stays as it is, while it stands for more than 60 s), and nothing new is asked. The lock itself does not change, neither
+    /// its `ts` nor its token. Asks go with the grant; a grant that [continues](Self::hand_over) keeps them. Sets
+    /// [`Ask::at`]. A late attempt may bring an ask back that was withdrawn meanwhile, for 90 s.
     ///
     /// By default nobody hears an ask.
-    fn ask(&self, _key: &LockKey, _ask: &Ask, _until: Deadline) -> impl Verb<Asked> {
+    fn ask(&self, _key: &LockKey, _ask: &Ask, _again: bool, _until: Deadline) -> impl Verb<Asked> {
         async { Ok(Asked::NobodyHears) }
     }
 
@@ -679,7 +679,7 @@ erase! {
         fn confirm(key: &'a LockKey, aid: &'a Aid, load: bool) -> Option<Confirmed>;
         fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
         fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
-        fn ask(key: &'a LockKey, ask: &'a Ask) -> Asked;
+        fn ask(key: &'a LockKey, ask: &'a Ask, again: bool) -> Asked;
         fn answer(held: &'a Acquisition, ask: Uuid, answer: &'a Answer) -> Answered;
         fn withdraw(key: &'a LockKey, aid: &'a Aid, user: Option<&'a str>) -> ();
         fn set_place(key: &'a LockKey, waiters: &'a Waiters) -> Option<Ticket>;

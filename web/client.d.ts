@@ -82,9 +82,9 @@ export interface Ask {
 
 /** What this page asks. */
 export interface OwnAsk extends Ask {
-  /** How many others are known to wait or to have asked before. Asking changes no order. */
+  /** How many others were known to wait or to have asked before, at least. */
   ahead: number;
-  /** The holder has not answered for a minute. */
+  /** The holder did not answer for a minute, and has not answered since. */
   isSilent: boolean;
 }
 
@@ -241,7 +241,7 @@ export interface DocLockEvents {
 
 /** What a lock says at one moment. */
 export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver'
-  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'asks' | 'asking' | 'version'>>;
+  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'asks' | 'asking' | 'askProblem' | 'version'>>;
 
 /**
  * The lock of one document. All objects of a page for one document and mode share one lock, which is released when none of
@@ -313,6 +313,8 @@ export class DocLock extends EventTarget {
   readonly asks: readonly Ask[];
   /** What this page asks while another person has the lock; `null` if it asks nothing. */
   readonly asking: OwnAsk | null;
+  /** Why the server has refused the latest `ask` or `answer`; `null` once another holder is known. */
+  readonly askProblem: Problem | null;
   /** Why this page has lost the lock; `null` once it holds the lock again. */
   readonly lost: Loss | null;
   /** This page waits for the lock. */
@@ -358,9 +360,9 @@ export class DocLock extends EventTarget {
    */
   wait(): void;
   /**
-   * Asks the holder for the document, in at most 500 bytes, and waits as `wait` does: asking changes no order. What is asked goes
-   * when the wait ends, with the lock of that holder, or with this page. Resolves with `null` if nothing is asked: nobody held the lock, so
-   * that this page has asked for the lock itself; or see `problem`. Never rejects.
+   * Waits as `wait` does, and asks the holder for the document, in at most 500 bytes: asking changes no order. What is asked goes
+   * when the wait ends, with the lock of that holder, or when this page is left. Resolves with `null` if nothing is asked: nobody held
+   * the lock, or see `askProblem`. Never rejects.
    */
   ask(message?: string): Promise<OwnAsk | null>;
   /**

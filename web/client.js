@@ -26,6 +26,7 @@ const ASK_MS = 2_000;            // between two requests for a lock because the 
 const WARN_MS = [60_000, 20_000]; // before an end, by default and at least (WCAG 2.2.1)
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'asked', 'answered', 'resync', 'beat'];
 const SILENCE_MS = 60_000;       // after this time without an answer, whoever has asked is told
+const REPEAT_MS = 30_000;        // between two repetitions of what is asked, which the server forgets after 90 s
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -562,7 +563,7 @@ export class Fields {
 }
 
 const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost', 'waiting', 'busy',
-  'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking'];
+  'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking', 'askProblem'];
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
@@ -708,6 +709,7 @@ class PageLock {
   waiting = false; token = null; ending = null; warnMs = 0;
   asks = NOTHING;        // of others, while this page has the lock
   asking = null;         // what this page asks, while another person has the lock
+  askProblem = null;     // why the server has refused to ask or to answer
   version = undefined;   // of the document, as this page shows it; `undefined` if this page names no versions
   current = null;        // whether the document still had this version when the lock was granted
   viewers = new Set();   // the `DocLock`s that are open
@@ -724,7 +726,6 @@ class PageLock {
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #releasing = 0;        // saves under way that release the lock
   #sent = new Set();     // requests under way by `fetch`
-  #askedOf = null;       // the holder whom this page asks, and since when that person has the lock
   #saves = Promise.resolve();   // one after the other
   #written;              // the version that this page has written last, until it is told of the write
   #foreign = null;       // the request of another library that is under way
@@ -806,54 +807,49 @@ class PageLock {
 
   stopWaiting(by) {
     if (!this.waiting) return;
+    const line = this.#line;
     this.#keepers.delete(by);
     this.waiting = false;
     this.#line = null;
     this.#poll?.abort();
     this.#nudge();
-    this.#withdraw();
+    if (line?.asks) this.#withdraw();
     this.#changed();
   }
 
   // -- asking the holder, and answering
 
-  /** Puts the ask on record, and waits like everybody. Returns what is asked; `null` if nothing is. */
+  /** What a page asks belongs to its wait, and ends with it. */
   async askHolder(message, by, waitIdleMs) {
-    const answer = await this.#postAsk(message);
-    PageLock.#note(this.#api, answer);
-    const isFree = answer.body.code === 'free';
-    this.#problem = answer.ok || isFree || !answer.status ? null : answer.body;
-    this.#changed();
-    if (isFree) await this.ask({}, by);
-    if (!answer.ok) return null;
-    await this.#look();
-    this.#askedOf = { holder: this.holder, since: this.since };
+    if (this.token) return null;
     this.wait(by, waitIdleMs);
-    return this.asking;
+    return this.#line && this.#say(this.#line, { message });
   }
 
-  async #postAsk(message) {
-    const body = { message }, person = this.#personAt(this.url);
-    const answer = await request('POST', this.url + '/ask', PROMISED.asked, { body, person });
-    if (!answer.ok || this.token) return answer;
-    this.#turn++;   // a look that is under way may not know of it
-    this.#isAsking(answer, answer.body);
-    return answer;
-  }
-
-  // A wait repeats what was asked, as long as the same holder has the lock: otherwise it would ask somebody else.
-  async #repeatAsk() {
-    if (!this.asking || this.token) return;
-    const { holder, since } = this.#askedOf;
-    if (holder !== this.holder || Math.abs(since - this.since) > 3_000) this.#withdraw();
-    else if ((await this.#postAsk(this.asking.message)).body.state === 'free') this.asking = null;
+  #say(line, body) {
+    line.asks = true;
+    line.said = performance.now();
+    return inOrder(this.url + '/ask', async () => {
+      if (this.#line !== line) return null;
+      this.askProblem = null;
+      const answer = await request('POST', this.url + '/ask', PROMISED.asked, { body, person: this.#personAt(this.url) });
+      if (this.#line !== line) return null;   // whoever has ended the wait withdraws what is asked, after this request
+      const { code } = answer.body, isOfPerson = this.#isOfPerson(answer);
+      if (answer.ok && isOfPerson) this.#isAsking(answer, answer.body);
+      else if (code === 'no_such_ask') this.asking = null;   // it has gone with the lock
+      else if (answer.status && code !== 'free') this.askProblem = isOfPerson ? answer.body : PERSON_CHANGED;
+      if (!isOfPerson) this.#withdraw();
+      this.#changed();
+      return this.asking;
+    });
   }
 
   #isAsking(answer, body) {
-    const before = this.asking, now = body && askIn(answer, body), isSame = now?.id === before?.id;
-    if (!now && !before) return;
-    this.asking = now && Object.freeze({ ahead: 0, isSilent: false, ...isSame && before, ...now, ...body?.ahead !== undefined && { ahead: body.ahead } });
-    if (now?.answer && !(isSame && now.answer === before.answer && now.reply === before.reply)) this.#tell('answered', this.asking);
+    const before = this.asking, now = askIn(answer, body), isSame = now.id === before?.id;
+    const { answer: told = null, reply = '', ahead = body.ahead ?? 0 } = isSame ? before : {};
+    // An answer that was under way may not know of the holder's.
+    this.asking = Object.freeze({ ...now, ...!now.answer && { answer: told, reply }, ahead, isSilent: false });
+    if (now.answer && (told !== now.answer || reply !== now.reply)) this.#tell('answered', this.asking);
     this.#noticeSilence();
     this.#changed();
   }
@@ -866,15 +862,17 @@ class PageLock {
   }
 
   #withdraw() {
-    if (!this.asking) return;
     this.asking = null;
-    request('POST', this.url + '/withdraw', PROMISED.answer, { body: {}, keepalive: true });
+    const body = {}, withdraw = () => request('POST', this.url + '/withdraw', PROMISED.answer, { body, keepalive: true });
+    inOrder(this.url + '/ask', withdraw);
   }
 
-  #hearAsks(answer, asks = []) {
-    const before = this.asks;
-    this.asks = asks.length ? Object.freeze(asks.map(it => askIn(answer, it))) : NOTHING;
-    for (const ask of this.asks) if (!before.some(it => it.id === ask.id)) this.#tell('asked', ask);
+  #hearAsks(answer, asks) {
+    if (!asks) return;   // of a server of the release before
+    const before = new Map(this.asks.map(it => [it.id, it]));
+    const now = asks.map(it => askIn(answer, it)).map(it => it.answer ? it : before.get(it.id) ?? it);
+    this.asks = now.length ? Object.freeze(now) : NOTHING;
+    for (const ask of now) if (!before.has(ask.id)) this.#tell('asked', ask);
   }
 
   /** Whether the asker is told: it may have left. */
@@ -885,7 +883,7 @@ class PageLock {
     const isGone = told.body.code === 'no_such_ask', of = ask => ask.id === id;
     if (told.ok) this.asks = Object.freeze(this.asks.map(it => of(it) ? Object.freeze({ ...it, answer, reply: message }) : it));
     if (isGone) this.asks = Object.freeze(this.asks.filter(it => !of(it)));
-    this.#problem = told.ok || isGone || !told.status ? null : told.body;
+    this.askProblem = told.ok || isGone || !told.status ? null : told.body;
     this.#changed();
     if (told.status === 412) this.check();
     return told.ok;
@@ -949,7 +947,7 @@ class PageLock {
       endTurn?.();
       if (this.#poll === poll) this.#poll = null;
       if (answer.aborted || sentBy !== page) continue;   // the page was left meanwhile, and is back
-      if (this.#line === line) await this.#repeatAsk();
+      if (this.#line === line && this.asking && performance.now() - line.said > REPEAT_MS) this.#say(line, { ask: this.asking.id });
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
@@ -1014,7 +1012,7 @@ class PageLock {
       if (['login_required', 'person_changed'].includes(this.#problem?.code) && this.#isOfPerson(answer)) this.#problem = null;
       this.#named(answer);
       this.#saw(standing(answer));
-      this.#isAsking(answer, answer.body.ask ?? null);
+      if (this.asking && answer.body.ask?.ask === this.asking.id) this.#isAsking(answer, answer.body.ask);
     } else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
     else this.#problem = answer.body;
     this.#changed();
@@ -1066,7 +1064,7 @@ class PageLock {
     const before = this.#state;
     this.#state = state;
     Object.assign(this, facts, (state === 'free' || state === 'frozen') && { holder: null, since: null, expiresAt: null });
-    if (state !== 'held') this.asking = null;
+    if (state !== 'held') this.asking = this.askProblem = null;
     if (state !== before) this.#nudge();
     if (state === 'free' && state !== before) this.#tell('free');
     const until = state === 'frozen' ? this.frozen.until : this.expiresAt;
@@ -1094,7 +1092,7 @@ class PageLock {
     clearTimeout(this.#lookTimer);
     const { key, token, current = null, version } = answer.body, { since } = standing(answer);
     Object.assign(
-      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false, asking: null });
+      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false, asking: null, askProblem: null });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;
@@ -1264,6 +1262,7 @@ class PageLock {
     this.#state = state;
     this.token = this.#until = this.since = this.expiresAt = this.#end = this.ending = this.current = null;
     this.asks = NOTHING;
+    this.askProblem = null;
   }
 
   #lose({ kind, by = null, reason = null } = {}) {
@@ -1392,7 +1391,8 @@ class PageLock {
       const url = lock.url + '/release', last = { ...of, grace_ms: lock.#keepers.size ? GRACE_MS : 0 };
       if (lock.token) sendLast(url, { ...last, token: lock.token });
       if (lock.#wanted) sendLast(url, last);
-      if (lock.asking) sendLast(lock.url + '/withdraw', {});
+      if (lock.#line?.asks) sendLast(lock.url + '/withdraw', {});
+      lock.asking = null;
     });
   }
 

@@ -44,7 +44,7 @@ export const texts = {
     told_soon: 'The answer is: soon. {reply}', told_no: 'The answer is: not now. {reply}',
     asks: '{by} asks for this document. {message}', word: 'Your answer in a few words, if you like', soon: 'Soon', refuse: 'Not now',
     pass: 'Save and hand over', promised: 'You have told {by}: soon.',
-    nobody_hears: 'Nobody would hear you: a program or another tab has it.', too_many_asks: 'Too many people ask for this. Ask again in a minute.',
+    nobody_hears: 'Nobody would hear you: readers, a program or another tab have it.', too_many_asks: 'Too many people ask for this. Ask again in a minute.',
   },
   de: {
     somebody: 'Jemand', asking: 'Der Server hat noch nicht geantwortet.', address: 'Dieses Formular hat keine Sperre: Seine Adresse ist falsch.',
@@ -71,7 +71,7 @@ export const texts = {
     told_soon: 'Die Antwort ist: bald. {reply}', told_no: 'Die Antwort ist: jetzt nicht. {reply}',
     asks: '{by} bittet um dieses Dokument. {message}', word: 'Ihre Antwort in wenigen Worten, wenn Sie mögen', soon: 'Bald', refuse: 'Jetzt nicht',
     pass: 'Speichern und übergeben', promised: 'Sie haben {by} gesagt: bald.',
-    nobody_hears: 'Niemand würde Sie hören: Ein Programm oder ein anderer Tab hat es.', too_many_asks: 'Zu viele bitten darum. Bitten Sie in einer Minute noch einmal.',
+    nobody_hears: 'Niemand würde Sie hören: Leser, ein Programm oder ein anderer Tab haben es.', too_many_asks: 'Zu viele bitten darum. Bitten Sie in einer Minute noch einmal.',
   },
 };
 
@@ -119,16 +119,20 @@ const Base = globalThis.HTMLElement ?? class {};
 
 // ---- the form -------------------------------------------------------------------------------
 
-// A form that was sent to be saved and handed over may be followed by a page with the same form.
+// A form that was sent to be saved and handed over may be followed by a page with the same form. It was saved if that page shows
+// another version.
 const passed = {
-  name: 'doclock-passed',
-  set(url) { try { sessionStorage.setItem(this.name, JSON.stringify({ url, at: Date.now() })); } catch { /* the person keeps the lock */ } },
-  take(url) {
-    try {
-      const last = JSON.parse(sessionStorage.getItem(this.name));
-      sessionStorage.removeItem(this.name);
-      return last?.url === url && Date.now() - last.at < PASSED_MS;
-    } catch { return false; }
+  at: 'doclock-passed',
+  set({ url, version }) {
+    try { sessionStorage.setItem(this.at, JSON.stringify({ url, version, sent: Date.now() })); } catch { /* the person keeps the lock */ }
+  },
+  forget() { try { sessionStorage.removeItem(this.at); } catch { /* as above */ } },
+  take({ url, version }) {
+    let last = null;
+    try { last = JSON.parse(sessionStorage.getItem(this.at)); } catch { /* as above */ }
+    if (last?.url !== url) return false;
+    this.forget();
+    return last.version !== version && Date.now() - last.sent < PASSED_MS;
   },
 };
 
@@ -139,7 +143,9 @@ class Editing {
   lock; fields; kept = [];   // texts that were typed earlier
   stale = null;              // the version that is stored instead of the one in this form; '' if it is not known
   #form; #element; #draw; #explain; #isLazy; #keeper = null;
-  #isKept = true; #saved = null; #asksAbout = null; #isComposing = false; #passes = false; #isNews = false; #hasAsked = false; #isAsking = false;
+  #isKept = true; #saved = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false; #writesTo = null;
+  #passing = null;           // a save under way that hands the document over: its request, if a script sends it
+  #arrives = false;          // this page follows such a save
   #began = performance.now(); #submitted = -Infinity; #left = -Infinity;
   #addresses = new Map();    // by element: the name of its attribute, its own address, and the one that was written here
   #ends = new AbortController();
@@ -161,7 +167,7 @@ class Editing {
       onsaved: ({ by }) => this.#hear(by ?? ''),
       onchange: this.#draw,
     });
-    this.#passes = passed.take(this.lock.url) && !this.#isLazy && !element.hasAttribute('unsaved');
+    this.#arrives = passed.take(this.lock) && !this.#isLazy && !element.hasAttribute('unsaved');
     if (this.lock.token) this.lock.acquire();   // of an earlier form or element of this page, which is about to give it up
     if (element.getAttribute('keep') !== 'no') this.#keep();
     this.#listen(signal);
@@ -186,17 +192,22 @@ class Editing {
       this.#draw();
     }, { signal });
     document.addEventListener('visibilitychange', this.#draw, { signal });
+    addEventListener('pageshow', ({ persisted }) => persisted && this.#staysHere(), { signal });   // Back
     // A request of a script: the page stays.
     const sent = new Map();
-    this.lock.addEventListener('writing', ({ detail }) => sent.set(detail, this.fields.values));
+    this.lock.addEventListener('writing', ({ detail }) => {
+      sent.set(detail, this.fields.values);
+      if (this.#passing) this.#passing.request ??= detail;
+    });
     this.lock.addEventListener('written', ({ detail }) => {
       if (detail.isSaved && sent.has(detail.request)) {
         this.fields.saved(sent.get(detail.request));
         this.#element.removeAttribute('unsaved');
-        if (this.#passes) this.lock.release();
       }
-      this.#passes = false;
       sent.delete(detail.request);
+      if (this.#passing?.request !== detail.request) return;
+      this.#staysHere();
+      if (detail.isSaved && !this.hasUnsaved) this.lock.release();
     });
   }
 
@@ -212,8 +223,9 @@ class Editing {
   }
 
   #holds() {
-    if (this.#passes) {
-      this.#passes = false;
+    this.#writesTo = null;
+    if (this.#arrives) {
+      this.#arrives = false;
       return this.lock.release();
     }
     // Without a version, nothing else tells that the page shows an older text.
@@ -237,6 +249,7 @@ class Editing {
   // -- what the person does
 
   #ask(how) {
+    this.#arrives = false;
     this.#hasAsked = true;
     this.lock[how]();
   }
@@ -251,7 +264,7 @@ class Editing {
 
   takeOver() {
     if (this.lock.state === 'mine_elsewhere') return this.#ask('takeOver');
-    this.#asksAbout = this.lock.since?.getTime() ?? this.lock.holder;
+    this.#asksAbout = this.#holder;
     this.#draw();
   }
 
@@ -265,39 +278,55 @@ class Editing {
     this.#draw();
   }
 
-  ask() { this.#composes(true); }
-  cancel() { this.#composes(false); }
-  send({ why }) {
+  get #holder() { return this.lock.since?.getTime() ?? this.lock.holder; }
+
+  ask() { this.#writes(this.#holder); }
+  cancel() { this.#writes(null); }
+  async send({ why }) {
+    this.#arrives = false;
     this.#hasAsked = true;
-    this.lock.ask(why.value);
-    why.value = '';
-    this.#composes(false);
+    this.#writes(null);
+    if (await this.lock.ask(why.value)) why.value = '';   // or it can be sent again
   }
 
-  #composes(isComposing) {
-    this.#isComposing = isComposing;
+  #writes(to) {
+    this.#writesTo = to;
     this.#draw();
   }
 
   /** The first ask without an answer, or else the first one to which this person has said "soon". */
   get asked() { return this.lock.asks.find(it => !it.answer) ?? this.lock.asks.find(it => it.answer === 'soon'); }
 
-  soon(words) { this.#answer('soon', words); }
-  refuse(words) { this.#answer('no', words); }
+  soon(parts) { this.#answer('soon', parts); }
+  refuse(parts) { this.#answer('no', parts); }
 
-  #answer(answer, { word }) {
-    if (!this.lock.token || !this.asked) return;
-    this.lock.answer(this.asked.id, answer, word.value);
-    word.value = '';
+  async #answer(answer, { word }) {
+    const { asked } = this;
+    if (this.lock.token && asked && await this.lock.answer(asked.id, answer, word.value)) word.value = '';
   }
+
+  /** The button that Enter presses. */
+  get #button() {
+    const all = [...Reflect.get(HTMLFormElement.prototype, 'elements', this.#form)];
+    return all.find(it => it.type === 'submit' && !it.disabled) ?? null;
+  }
+
+  /** What is typed can be saved first, or nothing is typed. */
+  get canPass() { return this.hasUnsaved ? this.isOpen && this.#isPost(this.#button) : Boolean(this.lock.token); }
 
   /** Gives the document to the next waiter, after the form is saved. A save that is refused gives nothing away. */
   pass() {
+    if (!this.canPass) return;
     if (!this.hasUnsaved) return this.lock.release();
     const before = this.#left;
-    this.#passes = true;
-    this.#form.requestSubmit();
-    this.#passes = this.#left !== before;   // the browser may have found a mistake in the form
+    this.#passing = { request: null };
+    this.#form.requestSubmit(this.#button);
+    if (!(this.#left > before)) this.#staysHere();   // the browser may have found a mistake in the form
+  }
+
+  #staysHere() {
+    if (this.#passing) passed.forget();
+    [this.#passing, this.#arrives] = [null, false];
   }
 
   replace() { this.shows(this.stale); }
@@ -328,9 +357,13 @@ class Editing {
     const isAgain = this.#isAsking || performance.now() - this.#submitted < AGAIN_MS;
     if (this.isOpen && !isAgain) {
       this.#left = performance.now();
-      if (this.#passes) passed.set(this.lock.url);
+      if (this.#passing) passed.set(this.lock);
       setTimeout(this.#draw, LEAVING_MS + 50);
-      setTimeout(() => { if (!event.defaultPrevented) this.#submitted = performance.now(); });   // the page may check its fields
+      setTimeout(() => {   // the page may check its fields, or send the form itself
+        if (!event.defaultPrevented) this.#submitted = performance.now();
+        else if (this.#passing?.request) passed.forget();
+        else this.#staysHere();
+      });
       return this.#address(submitter);
     }
     event.preventDefault();
@@ -382,6 +415,7 @@ class Editing {
   settle() {
     if (!this.#isLazy) this.fields.open(this.isOpen);   // the lock itself closes a lazy form
     if (this.isOpen && this.#isPost()) this.#address();
+    if (!this.lock.token && this.lock.state !== 'unknown') this.#arrives = false;   // somebody else was quicker
   }
 
   /** What is said: its weight, its sentences, and what the person can do. */
@@ -395,20 +429,20 @@ class Editing {
       if (this.#isNews) return { kind: 'info', says: ['granted'], more: !this.#isKept && ['unkept'] };
       return this.#isKept ? {} : { kind: 'info', says: ['unkept'] };
     }
-    if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === (lock.since?.getTime() ?? lock.holder)) {
+    if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === this.#holder) {
       return { kind: 'warn', says: ['sure', lock], does: ['no', 'yes'] };
     }
-    const { asking } = lock;
-    if (state === 'held' && this.#isComposing) return { kind: 'info', says: this.#standing(), asks: true, does: ['send', 'cancel'] };
+    const asked = lock.asking && this.#whatIsAsked(lock.asking);
+    if (state === 'held' && this.#writesTo !== null && this.#writesTo === this.#holder) return { kind: 'info', says: this.#standing(), asks: true, does: ['send', 'cancel'] };
     const does = lock.waiting ? ['stop'] : state === 'held' ? ['wait'] : ['mine_elsewhere', 'frozen'].includes(state) ? [] : ['edit'];
-    if (state === 'held' && lock.holder && !asking && this.#element.getAttribute('ask') !== 'no') does.push('ask');
+    if (state === 'held' && lock.holder && !asked && this.#element.getAttribute('ask') !== 'no') does.push('ask');
     if (lock.mayTakeOver || state === 'mine_elsewhere') does.push('takeOver');
     if (lost) {
       if (performance.now() - this.#left < LEAVING_MS) return {};
-      return { kind: 'bad', says: this.#loss(lost), more: trouble || (lost.reason ? ['reason', lost] : unsaved), does };
+      return { kind: 'bad', says: this.#loss(lost), more: trouble || asked || (lost.reason ? ['reason', lost] : unsaved), does };
     }
-    if (this.#saved !== null) return { kind: 'info', says: ['saved', { by: this.#saved }], more: trouble || ['held', 'mine_elsewhere', 'frozen'].includes(state) && this.#standing(), does: [...does, 'stored'] };
-    if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || (asking ? this.#whatIsAsked(asking) : lock.waiting && ['waiting']), does };
+    if (this.#saved !== null) return { kind: 'info', says: ['saved', { by: this.#saved }], more: trouble || asked || ['held', 'mine_elsewhere', 'frozen'].includes(state) && this.#standing(), does: [...does, 'stored'] };
+    if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || asked || lock.waiting && ['waiting'], does };
     if (['mine_elsewhere', 'frozen'].includes(state)) return { kind: 'info', says: this.#standing(), more: trouble || lock.frozen?.reason && ['reason', lock.frozen], does };
     if (trouble) return { kind: 'bad', says: trouble, does };
     if (this.#isLazy) return {};   // nobody has typed yet
@@ -417,10 +451,10 @@ class Editing {
   }
 
   #trouble() {
-    const { problem, offline } = this.lock;
+    const { offline, askProblem } = this.lock, problem = this.lock.problem ?? askProblem;
     if (offline) return ['offline'];
     if (!problem) return null;
-    if (!problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
+    if (problem !== askProblem && !problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
     return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
   }
 
@@ -474,8 +508,9 @@ const OF_ASK = ['soon', 'refuse', 'pass'], OF_TEXT = ['restore', 'discard'], LON
 class DocLockForm extends Base {
   static observedAttributes = ['lock', 'version', 'on', 'lang'];
 
-  #editing = null; #form = null;
-  #parts = {}; #offers = ''; #settled = -Infinity; #title = null;
+  #editing = null; #form = null; #asked;
+  #parts = {}; #title = null;
+  #offers = {}; #settled = {};   // what the buttons of each section say, and since when
   // The form may come later than its element, and be another one after a while.
   #observer = globalThis.MutationObserver && new MutationObserver(() => this.#meet());
 
@@ -491,7 +526,7 @@ class DocLockForm extends Base {
     };
     // A line of text, and the button that Enter presses.
     const line = (name, enters) => this.#parts[name + 'Label'] = make('label', { hidden: true }, make('span', {}), part(name, 'input', {
-      maxLength: LONGEST, autocomplete: 'off', dir: 'auto', onkeydown: event => { if (event.key === 'Enter' && !event.isComposing) this.#press(event, enters); },
+      maxLength: LONGEST, autocomplete: 'off', dir: 'auto', onkeydown: event => { if (event.key === 'Enter' && !event.isComposing && event.keyCode !== 229 && !event.repeat) this.#press(event, enters); },
     }));
     this.shadowRoot.append(
       part('bar', 'section', {},
@@ -556,7 +591,14 @@ class DocLockForm extends Base {
     this.#draw();
   }
 
-  #isHasty(event) { return event.isTrusted && performance.now() - this.#settled < SETTLED_MS; }
+  #isHasty(event) {
+    const section = event.target.closest('section');
+    return event.isTrusted && performance.now() - this.#settled[section?.part.value] < SETTLED_MS;
+  }
+
+  #settles(section, ...offers) {
+    if (this.#offers[section] !== String(offers)) [this.#offers[section], this.#settled[section]] = [String(offers), performance.now()];
+  }
 
   #press(event, name) {
     if (this.#isHasty(event)) return;
@@ -586,10 +628,11 @@ class DocLockForm extends Base {
     this.#drawKept(text);
     const asked = editing?.asked;
     this.#drawAsk(asked);
-    const news = editing?.isNews ? [editing.isOpen ? 'granted' : 'stale'] : asked && !asked.answer && ['asks', asked];
+    const news = asked && !asked.answer ? ['asks', asked] : editing?.isNews && [editing.isOpen ? 'granted' : 'stale'];
     this.#drawTitle(news && document.hidden ? say(this, ...news) : null);
-    const offers = [...does, asked?.id, asked?.answer, text?.at].join();
-    if (offers !== this.#offers) [this.#offers, this.#settled] = [offers, performance.now()];
+    this.#settles('bar', ...does);
+    this.#settles('asks', asked?.id, asked?.answer);
+    this.#settles('kept', text?.at);
     if (focused && !focused.checkVisibility()) this.#explain();   // the focus would be lost with its button
   }
 
@@ -601,12 +644,13 @@ class DocLockForm extends Base {
 
   #drawAsk(asked) {
     const parts = this.#parts, isNew = asked && !asked.answer;
+    if (asked?.id !== this.#asked) [this.#asked, parts.word.value] = [asked?.id, ''];   // these words were for somebody else
     parts.asks.dataset.kind = isNew ? 'warn' : asked ? 'info' : '';
     put(parts.asksSays, asked ? say(this, isNew ? 'asks' : 'promised', asked) : '');
     this.#drawLine('word', Boolean(isNew));
     for (const name of OF_ASK) {
       put(parts[name], say(this, name));
-      reveal(parts[name], Boolean(isNew || asked && name === 'pass'));
+      reveal(parts[name], Boolean(name === 'pass' ? asked && this.#editing.canPass : isNew));
     }
   }
 

@@ -18,8 +18,6 @@ const TABS: usize = 128;
 const ASK: Duration = Duration::from_secs(60);
 /// How many left pages of a session are recorded in a minute. A person leaves fewer.
 const PAGES: u32 = 120;
-/// How often a session may ask holders for their documents in a minute. A page that waits asks again about every 25 s.
-const ASKS: u32 = 120;
 /// For how long a session is known to have asked for a missing document.
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
@@ -60,39 +58,14 @@ struct ActiveSession {
     missed: Option<Instant>,
     /// When the application was last asked here about all of its locks.
     asked: Option<Instant>,
-    /// The pages that were recorded as left, and the latest one.
-    left: (Minute, Option<Aid>),
-    asks: Minute,
-}
-
-/// Counts what a session does within a minute.
-#[derive(Debug)]
-struct Minute {
-    began: Instant,
-    count: u32,
-}
-
-impl Minute {
-    fn at(now: Instant) -> Self {
-        Self { began: now, count: 0 }
-    }
-
-    fn goes_on(&mut self, now: Instant) {
-        if now.duration_since(self.began) >= Duration::from_secs(60) {
-            *self = Self::at(now);
-        }
-    }
-
-    fn counts(&mut self) {
-        self.count = self.count.saturating_add(1);
-    }
+    /// When the minute began, how many left pages were recorded in it, and the latest one.
+    left: (Instant, u32, Option<Aid>),
 }
 
 impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
-        let (asked, now) = (None, clock::now());
-        let (left, asks) = ((Minute::at(now), None), Minute::at(now));
+        let (asked, left) = (None, (clock::now(), 0, None));
         Self {
             due,
             tabs,
@@ -103,7 +76,6 @@ impl ActiveSession {
             missed: None,
             asked,
             left,
-            asks,
         }
     }
 
@@ -240,23 +212,15 @@ impl Activity {
     pub(super) fn may_leave(&self, aid: &Aid, page: &Aid) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions.lock();
-        let (pages, latest) = &mut sessions.begins(aid, now, self.interval).left;
-        pages.goes_on(now);
+        let (since, pages, latest) = &mut sessions.begins(aid, now, self.interval).left;
+        if now.duration_since(*since) >= Duration::from_secs(60) {
+            (*since, *pages) = (now, 0);
+        }
         if latest.as_ref() != Some(page) {
             *latest = Some(page.clone());
-            pages.counts();
+            *pages = pages.saturating_add(1);
         }
-        pages.count <= PAGES
-    }
-
-    /// True if the session may ask a holder once more within this minute.
-    pub(super) fn may_ask(&self, aid: &Aid) -> bool {
-        let now = clock::now();
-        let mut sessions = self.sessions.lock();
-        let asks = &mut sessions.begins(aid, now, self.interval).asks;
-        asks.goes_on(now);
-        asks.counts();
-        asks.count <= ASKS
+        *pages <= PAGES
     }
 
     /// The next request asks the store: the lock is gone, or may be changing.

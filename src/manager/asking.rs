@@ -5,40 +5,48 @@ use std::{collections::HashSet, time::Instant};
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask},
+    actor::Person,
     error::{LockError, Result},
     key::LockKey,
-    lock::{Aid, Lock},
+    lock::{Aid, Answer, Ask, Lock},
     manager::Parts,
-    store::{Acquisition, Answered, Asked},
+    store::{Acquisition, Answered, Asked, LastEnd},
 };
 
+/// How often a person may ask in a minute, repetitions included, which pages send every 30 to 55 s.
+const A_MINUTE: u32 = 30;
+
 impl Parts {
-    /// Puts the ask on record. Returns it as it stands, and how many others are known here to have asked or to wait before
-    /// its session. The asker's place in the queue is that of its own wait.
+    /// Puts the ask on record, or repeats the one that stands. Returns the ask as it stands, and how many others are known
+    /// here to wait or to have asked before. The place of the asker in the queue is that of its own wait.
     pub(crate) async fn ask(
         &self,
         key: &LockKey,
         ask: Ask,
+        again: bool,
+        person: Person,
         until: Instant,
     ) -> Result<(Ask, usize)> {
         self.collections.ready(key, until).await?;
-        let (aid, too_many) = (ask.aid.clone(), LockError::TooManyAsks { key: key.clone() });
-        if !self.seen.activity.may_ask(&aid) {
-            return Err(too_many);
+        let (aid, key) = (ask.aid.clone(), key.clone());
+        if self.asks.count(person) > A_MINUTE {
+            return Err(LockError::TooManyAsks { key });
         }
-        let asked = self.verbs.run("ask", until, (key.clone(), ask), |store, (key, ask), until| {
-            store.ask(key, ask, until)
+        let args = (key.clone(), ask, again);
+        let asked = self.verbs.run("ask", until, args, |store, (key, ask, again), until| {
+            store.ask(key, ask, *again, until)
         });
         match asked.await? {
             Asked::Stands { ask, before } => {
-                let mut ahead: HashSet<Aid> = before.into_iter().collect();
-                ahead.extend(self.seen.queues.machine.lock().before(key, &aid));
+                let (waiting, behind) = self.seen.queues.machine.lock().around(&key, &aid);
+                let asked = before.into_iter().filter(|it| !behind.contains(it));
+                let ahead: HashSet<Aid> = waiting.into_iter().chain(asked).collect();
                 Ok((ask, ahead.len()))
             }
-            Asked::Free => Err(LockError::NotLocked { key: key.clone() }),
-            Asked::NobodyHears => Err(LockError::NobodyHears { key: key.clone() }),
-            Asked::TooMany => Err(too_many),
+            Asked::Gone => Err(LockError::NoSuchAsk { key }),
+            Asked::Free => Err(LockError::NotLocked { key }),
+            Asked::NobodyHears => Err(LockError::NobodyHears { key }),
+            Asked::TooMany => Err(LockError::TooManyAsks { key }),
         }
     }
 
@@ -52,7 +60,7 @@ impl Parts {
         answer: Answer,
         until: Instant,
     ) -> Result<()> {
-        let args = (held.clone(), ask, answer);
+        let args = (held.clone(), ask, answer.in_one_line());
         let answered =
             self.verbs.run("answer", until, args, |store, (held, ask, answer), until| {
                 store.answer(held, *ask, answer, until)
@@ -82,30 +90,21 @@ impl Parts {
         withdrawn.await
     }
 
-    /// Leaves out what sessions ask that have ended. Costs one read if there is any ask, and none otherwise.
-    pub(crate) async fn leave_out_ended_askers(
-        &self,
-        locks: &mut [Lock],
-        until: Instant,
-    ) -> Result<()> {
-        let askers: HashSet<_> =
-            locks.iter().flat_map(|lock| &lock.asks).map(|ask| ask.aid.clone()).collect();
+    /// Leaves out what sessions ask that have ended. Costs one read if there is any ask, and none otherwise. If the store
+    /// does not answer, the asks stay.
+    pub(crate) async fn leave_out_ended_askers(&self, locks: &mut [Lock], until: Instant) {
+        let asks = locks.iter().flat_map(|lock| &lock.asks);
+        let askers: HashSet<_> = asks.map(|ask| ask.aid.clone()).collect();
         if askers.is_empty() {
-            return Ok(());
+            return;
         }
         let askers: Vec<_> = askers.into_iter().collect();
-        let ends = self.sessions.last_ends(askers.clone(), until).await?;
-        let has_ended =
-            |end: &Option<_>| end.is_some_and(|end: crate::store::LastEnd| end.for_good);
-        let ended: HashSet<_> = askers
-            .into_iter()
-            .zip(&ends)
-            .filter(|(_, end)| has_ended(end))
-            .map(|it| it.0)
-            .collect();
+        let Ok(ends) = self.sessions.last_ends(askers.clone(), until).await else { return };
+        let is_over = |end: &Option<LastEnd>| end.is_some_and(|end| end.for_good);
+        let all = askers.into_iter().zip(&ends);
+        let ended: HashSet<_> = all.filter(|(_, end)| is_over(end)).map(|(aid, _)| aid).collect();
         for lock in locks {
             lock.asks.retain(|ask| !ended.contains(&ask.aid));
         }
-        Ok(())
     }
 }

@@ -474,6 +474,7 @@ impl LockManagerBuilder {
             unannounced: Default::default(),
             event_streams: Streams::new(limits),
             batches: Default::default(),
+            asks: Default::default(),
             served,
             log_limit,
             descriptions: self.describe.map(Descriptions::new),

@@ -1,8 +1,17 @@
 //! Counts something for each key, such as the waiters of each person.
 
-use std::hash::Hash;
+use std::{
+    hash::Hash,
+    time::{Duration, Instant},
+};
 
-use crate::random::HashMap;
+use parking_lot::Mutex;
+
+use crate::{clock, random::HashMap};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// How many keys are counted within a minute. If there are more, all counts begin anew.
+const KEYS: usize = 10_000;
 
 /// Remembers only the keys that have at least one.
 #[derive(Debug)]
@@ -34,5 +43,29 @@ impl<K: Hash + Eq> Counts<K> {
                 self.0.remove(who);
             }
         }
+    }
+}
+
+/// How often each key was counted within the present minute.
+#[derive(Debug)]
+pub(in crate::manager) struct InAMinute<K>(Mutex<(Option<Instant>, HashMap<K, u32>)>);
+
+impl<K> Default for InAMinute<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Hash + Eq> InAMinute<K> {
+    /// Counts it once more.
+    pub(in crate::manager) fn count(&self, who: K) -> u32 {
+        let (began, counts) = &mut *self.0.lock();
+        if began.is_none_or(|began| clock::since(began) >= MINUTE) || counts.len() >= KEYS {
+            *began = Some(clock::now());
+            counts.clear();
+        }
+        let count = counts.entry(who).or_default();
+        *count = count.saturating_add(1);
+        *count
     }
 }

@@ -4,29 +4,30 @@ pub(super) mod job;
 pub(super) mod keeper;
 mod write;
 
-use std::{fmt, future::Future, ops::Deref, sync::Arc};
+use std::{fmt, future::Future, ops::Deref, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 use parking_lot::Mutex;
+use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask},
     error::{LockError, Result},
     event::LockEvent,
     key::LockKey,
-    lock::{Aid, FencingToken, Lock, LockToken, Mode},
+    lock::{Aid, Answer, Ask, FencingToken, Lock, LockToken, Mode},
     manager::{
         LockEvents, Parts,
         claim::{Acquired, Wanted},
+        pauses::jittered,
         watched::LockWatch,
     },
     store::{Acquisition, Released},
     version::Version,
 };
 
-/// How many asks a guard remembers to have returned.
-const HEARD: usize = 64;
+/// When a guard looks again what is asked, if the store has not answered.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A lock that is held as long as this value lives. Made by [`LockManager::acquire`](crate::LockManager::acquire) and by a
 /// [`Job`](crate::Job).
@@ -47,7 +48,7 @@ pub struct LockGuard {
     is_released: bool,
     /// The version of the document as it was last loaded or saved here.
     version: Mutex<Option<Version>>,
-    /// The asks that this guard has returned, the latest last.
+    /// The asks that this guard has returned, and that stand.
     heard: Mutex<Vec<Uuid>>,
     /// Keeps the news about the lock, which is stored only while something watches the lock.
     _watch: LockWatch,
@@ -123,7 +124,8 @@ impl LockGuard {
     /// moment, or [answer](Self::answer). Only people ask, through the lock API. `None` once the manager is being shut down.
     /// Does not return if the lock is lost: wait for [`lost`](Self::lost) at the same time.
     ///
-    /// As [`events`](crate::LockManager::events), this watches all registered collections.
+    /// As [`events`](crate::LockManager::events), this watches all registered collections. Each call begins with a read, so do
+    /// not call it with a time limit that is shorter than one.
     ///
     /// # Cancel safety
     /// May be dropped and called again: no ask is missed.
@@ -131,26 +133,33 @@ impl LockGuard {
         let mut events = LockEvents::of(&self.parts);
         loop {
             let event = events.next().await?;
-            let lock = match &*event {
-                LockEvent::Asked(lock, _) => Some(lock.clone()),
-                LockEvent::Resync => {
-                    let until = self.parts.verbs.until();
-                    let read = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until);
-                    read.await.ok().flatten()
+            if !matches!(&*event, LockEvent::Resync | LockEvent::Asked(..)) {
+                continue;
+            }
+            let asks = loop {
+                match self.asks().await {
+                    Ok(asks) => break asks,
+                    Err(_) if self.parts.stop_begins.is_cancelled() => return None,
+                    Err(_) => sleep(jittered(ASK_AGAIN)).await,
                 }
-                _ => None,
             };
-            let ours = lock.filter(|lock| lock.token == Some(self.held.token));
             let mut heard = self.heard.lock();
-            let is_new = |ask: &Ask| !heard.contains(&ask.id);
-            if let Some(ask) = ours.into_iter().flat_map(|lock| lock.asks).find(is_new) {
-                if heard.len() >= HEARD {
-                    heard.remove(0);
-                }
+            heard.retain(|id| asks.iter().any(|ask| ask.id == *id));
+            if let Some(ask) = asks.into_iter().find(|ask| !heard.contains(&ask.id)) {
                 heard.push(ask.id);
                 return Some(ask);
             }
         }
+    }
+
+    /// What is asked for the lock at this moment; nothing if it is gone.
+    async fn asks(&self) -> Result<Vec<Ask>> {
+        let until = self.parts.verbs.until();
+        let lock = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until).await?;
+        let mut ours: Vec<_> =
+            lock.into_iter().filter(|lock| lock.token == Some(self.held.token)).collect();
+        self.parts.leave_out_ended_askers(&mut ours, until).await;
+        Ok(ours.into_iter().flat_map(|lock| lock.asks).collect())
     }
 
     /// Answers an ask. The asker's page shows the answer.

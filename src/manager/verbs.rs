@@ -42,8 +42,18 @@ pub(super) const CLAIMS: usize = 32_768;
 const OPERATIONS: usize = 16_384;
 /// The verbs of the operations that accept new work. No other verb is refused: the others keep locks or give them
 /// back, or belong to a task of the manager, and are at most as many as there are sessions, locks and tasks.
-const ACCEPT_NEW_WORK: &[&str] =
-    &["ask", "confirm", "exists", "has_expired", "inspect", "load", "locks_on", "save"];
+const ACCEPT_NEW_WORK: &[&str] = &[
+    "answer",
+    "ask",
+    "confirm",
+    "exists",
+    "has_expired",
+    "inspect",
+    "load",
+    "locks_on",
+    "save",
+    "withdraw",
+];
 
 /// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome
 /// is unknown and its caller waits.

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    ask::Ask,
     ended::EndReason,
     error::LockError,
     key::LockKey,
-    lock::{Aid, Lock, LockToken, PageId},
+    lock::{Aid, Ask, Lock, LockToken, PageId},
     store::StoredDocument,
 };
 
@@ -36,11 +35,13 @@ pub struct LastEnd {
 pub enum Asked {
     /// The ask is on record.
     Stands {
-        /// The ask with its name, its time and its answer: those of the earlier ask, if this is a repetition.
+        /// The ask of this person with its name, its time and its answer.
         ask: Ask,
         /// The sessions that have asked before, the first one first.
         before: Vec<Aid>,
     },
+    /// This was a repetition, and the ask is gone: withdrawn, forgotten, or with the lock. Nothing was changed.
+    Gone,
     /// Nobody holds the lock. Nothing was changed.
     Free,
     /// The lock is the asker's own, or a foreign program or readers hold it. Nothing was changed.

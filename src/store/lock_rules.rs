@@ -8,11 +8,9 @@ use uuid::Uuid;
 
 mod asks;
 
-pub(in crate::store) use asks::Standing;
-
 use crate::{
     key::LockKey,
-    lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
+    lock::{Aid, Ask, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
     store::{
         Acquisition, Active, Claim, HandedOver, MAX_READERS, Place, Removal, Rules, TakenBy,
         Ticket, TryAcquire, Waiters,
@@ -84,7 +82,14 @@ pub(in crate::store) struct Grant {
     /// The acquisition that was broken or taken over, and by whom.
     pub(in crate::store) taken: Option<(LockToken, TakenBy)>,
     /// What others ask its holder. Only an exclusive grant has asks.
-    pub(in crate::store) asks: Vec<Standing>,
+    pub(in crate::store) asks: Vec<StandingAsk>,
+}
+
+/// An ask, and until when it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::store) struct StandingAsk {
+    pub(in crate::store) ask: Ask,
+    pub(in crate::store) until: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -289,7 +294,9 @@ impl Record {
         let mut grant = Grant::new(claim, fence, moment);
         if let Some(before) = before {
             (grant.since, grant.until) = (before.since, before.leaving.unwrap_or(before.until));
-            grant.asks = before.asks;
+            if claim.mode == Mode::Exclusive {
+                grant.asks = before.asks;
+            }
             grant.renew(now, claim.ttl);
         }
         let lock = grant.to_lock(key, moment);

@@ -44,10 +44,9 @@ use self::{
     step::Clock,
 };
 use crate::{
-    ask::{Answer, Ask},
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, PageId},
+    lock::{Aid, Answer, Ask, Lock, PageId},
     store::{
         Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, HandedOver,
         Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
@@ -343,8 +342,8 @@ impl Locks for MongoStore {
         expire_in(held: &Acquisition, page: Option<PageId>, grace: Duration) -> Released:
             self.call(held.key.collection(), until)?.expire_in(held, page, grace),
             "shortening the lease on {:?}", held.key;
-        ask(key: &LockKey, ask: &Ask) -> Asked:
-            self.call(key.collection(), until)?.ask(key, ask),
+        ask(key: &LockKey, ask: &Ask, again: bool) -> Asked:
+            self.call(key.collection(), until)?.ask(key, ask, again),
             "asking the holder of {key:?}";
         answer(held: &Acquisition, ask: Uuid, answer: &Answer) -> Answered:
             self.call(held.key.collection(), until)?.answer(held, ask, answer),

@@ -7,7 +7,7 @@ mod form;
 mod heartbeat;
 mod status;
 
-use std::{collections::HashSet, iter, time::Duration};
+use std::{collections::HashSet, iter, slice, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
@@ -30,7 +30,7 @@ use crate::{
         admin, assets, events,
         format::{AskBody, Current, KeyBody, millis, rfc3339},
         problem::only,
-        request::{Ask, Document, Elsewhere, Got, Locks, Mine, RequestLocks, path_param},
+        request::{Document, Elsewhere, Got, Locks, Mine, RequestLocks, Terms, path_param},
         same_site::SameSite,
     },
 };
@@ -94,8 +94,8 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// - `ask` accepts `{"message": "…"}`, at most [`MAX_ASK_BYTES`](crate::limits::MAX_ASK_BYTES), and tells the holder of the
 ///   exclusive lock: in `asks` of its lock in the answers to `heartbeat`, and by the event `asked`. The asker waits like
 ///   everybody: `ahead` says how many others are known to wait or to have asked before. The ask goes with the lock, 90 s after it
-///   was last repeated, and by `withdraw`. One person has one ask for a document, and a repetition with another
-///   message replaces it. A lock has at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
+///   was last repeated by `{"ask": "…"}`, its id (404 `no_such_ask` if it is gone), and by `withdraw`. One person has one ask for
+///   a document, and another message replaces it. A lock has at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
 /// - `answer` accepts `{"ask": "…", "answer": "soon" | "no", "message": "…"}`. The asker hears it by the event `answered`, and
 ///   finds it in `ask` of `GET /{collection}/{id}`. To give the document away is to release it.
 /// - `break` accepts `{"reason": "…", "token": "…"}`, and without a document in its path also `"key": "collection/id"`:
@@ -215,18 +215,21 @@ impl MineBody {
 async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>> {
     let until = locks.begin();
     let mut all = locks.list(until).await?;
-    locks.manager.parts.leave_out_ended_askers(&mut all, until).await?;
+    locks.manager.parts.leave_out_ended_askers(&mut all, until).await;
     Ok(Current(all_of(&locks, &all).await?))
 }
 
-/// All locks of the session. Only a person who may lock the document sees the token of its lock.
+/// All locks of the session. Only a person who may lock the document sees the token of its lock, and the asks.
 async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>> {
     let keys = all.iter().map(|lock| lock.key.clone()).collect();
     let lockable: HashSet<_> =
         locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
     let bodies = all.iter().map(|lock| {
         let mine = MineBody::of(lock, locks);
-        MineBody { token: mine.token.filter(|_| lockable.contains(&lock.key)), ..mine }
+        match lockable.contains(&lock.key) {
+            true => mine,
+            false => MineBody { token: None, asks: Vec::new(), ..mine },
+        }
     });
     Ok(bodies.collect())
 }
@@ -253,14 +256,19 @@ async fn acquire(
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let wait = Duration::from_millis(wait_ms).min(locks.settings.longest_wait);
     let elsewhere = if take_over { Elsewhere::TakeOver } else { Elsewhere::Refuse };
-    let how = Ask {
+    let how = Terms {
         mode,
         offered: locks.headers.tokens()?,
         elsewhere,
-        ..Ask::exclusive(Wait::for_at_most(wait))
+        ..Terms::exclusive(Wait::for_at_most(wait))
     };
     let taken = take(locks, &key, how, shown.is_some()).await;
-    let (mine, version) = taken.map_err(|e| problem(locks, e))?;
+    let (mut mine, version) = taken.map_err(|e| problem(locks, e))?;
+    locks
+        .manager
+        .parts
+        .leave_out_ended_askers(slice::from_mut(&mut mine.lock), locks.begin())
+        .await;
     let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
     let document = version.zip(shown).map(|(version, shown)| {
         locks.shows(&key, Some(version));
@@ -274,7 +282,7 @@ async fn acquire(
 async fn take(
     locks: &RequestLocks,
     key: &LockKey,
-    how: Ask<'_>,
+    how: Terms<'_>,
     is_asked: bool,
 ) -> Result<(Mine, Option<Version>)> {
     let exists = async |mine: &Mine, until| {
@@ -289,7 +297,7 @@ async fn take(
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    locks.acquire(key, Ask { document: Document::MustExist, ..how }, exists).await
+    locks.acquire(key, Terms { document: Document::MustExist, ..how }, exists).await
 }
 
 /// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person

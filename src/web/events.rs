@@ -179,11 +179,12 @@ impl Listener {
     async fn message(&self, events: &[Arc<LockEvent>]) -> Option<String> {
         let is_asked_for =
             |key: &&LockKey| self.keys.as_ref().is_none_or(|keys| keys.contains(*key));
-        let asked_for = events.iter().filter_map(|event| event.key().filter(is_asked_for));
+        let events = || events.iter().filter(|event| self.concerns(event));
+        let asked_for = events().filter_map(|event| event.key().filter(is_asked_for));
         let visible = self.permissions.visible(asked_for.cloned().collect()).await?;
         let mut message = String::new();
-        for event in events {
-            if event.key().is_none_or(|key| visible.contains(key)) && self.concerns(event) {
+        for event in events() {
+            if event.key().is_none_or(|key| visible.contains(key)) {
                 let data = self.data(event);
                 let _ = write!(message, "event: {}\ndata: {data}\n\n", event.name());
             }
@@ -193,14 +194,10 @@ impl Listener {
 
     /// False for what somebody else asks or is answered.
     fn concerns(&self, event: &LockEvent) -> bool {
-        let Some(aid) = &self.aid else {
-            return !matches!(event, LockEvent::Asked(..) | LockEvent::Answered(..));
-        };
+        let user = self.permissions.person.as_ref().and_then(|person| person.id());
         match event {
-            LockEvent::Asked(lock, _) => lock.aid == *aid,
-            LockEvent::Answered(_, ask) => {
-                ask.is_of(aid, self.permissions.person.as_ref().and_then(|it| it.id()))
-            }
+            LockEvent::Asked(lock, _) => self.aid.as_ref() == Some(&lock.aid),
+            LockEvent::Answered(_, ask) => ask.is_of(self.aid.as_ref(), user),
             _ => true,
         }
     }

@@ -13,9 +13,8 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask},
     key::LockKey,
-    lock::{Aid, Lock, TabId},
+    lock::{Aid, Answer, Ask, Lock, TabId},
 };
 
 /// An answer about locks in JSON. No cache may keep it: it is outdated at once, and for this person only.

@@ -20,7 +20,7 @@ use crate::{
     manager::{Wait, decode},
     store::{Changes, Original, Released},
     version::{SharedVersion, Version},
-    web::request::{Ask, Document, Mine, RequestLocks},
+    web::request::{Document, Mine, RequestLocks, Terms},
 };
 
 /// A document that this request locks for the session and then loads. If the session already holds the
@@ -349,14 +349,14 @@ async fn acquire<T: Lockable, How>(req: HttpRequest, mode: Mode) -> Result<Guard
     locks.may_lock(slice::from_ref(&key)).await?;
     let wait = Wait::for_at_most(locks.settings.wait_for_documents);
     let offered = locks.headers.tokens()?;
-    open(&locks, &key, Ask { mode, offered, ..Ask::exclusive(wait) }).await
+    open(&locks, &key, Terms { mode, offered, ..Terms::exclusive(wait) }).await
 }
 
 /// Locks and loads a document that this person may lock.
 pub(super) async fn open<T: Lockable, How>(
     locks: &Rc<RequestLocks>,
     key: &LockKey,
-    how: Ask<'_>,
+    how: Terms<'_>,
 ) -> Result<Guarded<T, How>> {
     let load = async |mine: &Mine, until| {
         if mine.has_waited {
@@ -364,7 +364,7 @@ pub(super) async fn open<T: Lockable, How>(
         }
         decode(key, locks.load(mine, until).await?)
     };
-    let how = Ask { document: Document::IsLoaded, ..how };
+    let how = Terms { document: Document::IsLoaded, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
     Ok(Guarded::new(mine, document, Rc::clone(locks)))
 }
@@ -390,7 +390,7 @@ pub(super) async fn held<T: Lockable>(
 ) -> Result<HeldDoc<T>> {
     locks.may_lock(slice::from_ref(key)).await?;
     let (offered, until) = (locks.headers.tokens()?, locks.begin());
-    let how = Ask { offered, document: Document::IsLoaded, ..Ask::exclusive(Wait::no()) };
+    let how = Terms { offered, document: Document::IsLoaded, ..Terms::exclusive(Wait::no()) };
     let mine = locks.confirm(key, how, until).await?;
     let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
     if let Err(LockError::NotFound { .. }) = loaded {

@@ -28,7 +28,7 @@ use crate::{
 /// it expires, so this is shorter than its lease; and a waiter that asks again within 3 s keeps its place.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// When to ask a holder again who is asked too much.
-const ASK_LATER: Duration = Duration::from_secs(30);
+const ASK_LATER: Duration = Duration::from_secs(60);
 const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 
 /// An answer of the type `application/problem+json`.

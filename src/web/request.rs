@@ -1,6 +1,5 @@
 //! The locks of a session during one request.
 
-mod ask;
 mod confirm;
 mod each;
 mod headers;
@@ -9,6 +8,7 @@ mod permissions;
 mod person;
 mod release;
 mod take;
+mod terms;
 mod titles;
 mod version;
 
@@ -31,12 +31,12 @@ use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use self::{headers::Headers, version::ShownVersions};
 pub(super) use self::{
-    ask::{Ask, Document, Elsewhere, Got, Mine},
     path::path_param,
     person::uuid_of,
+    terms::{Document, Elsewhere, Got, Mine, Terms},
 };
-use self::{headers::Headers, version::ShownVersions};
 use crate::{
     actor::Actor,
     clock,
@@ -132,7 +132,7 @@ pub(crate) struct RequestLocks {
     /// True if the session middleware has to extend the session, or to save it: this request does not end it.
     goes_on: Cell<bool>,
     /// True if this request has asked the holder of a lock: its session needs an aid, to hear the answer.
-    has_asked: Cell<bool>,
+    pub(super) has_asked: Cell<bool>,
     /// True if the answer is a file, which is the same for everybody, and carries no cookie.
     pub(super) is_for_everybody: Cell<bool>,
 }
@@ -488,15 +488,6 @@ impl RequestLocks {
 
     fn keeps(&self, status: StatusCode) -> bool {
         self.settings.keep_fresh_on_error || !(status.is_client_error() || status.is_server_error())
-    }
-
-    /// The aid for an ask. The session keeps it if the request succeeds.
-    ///
-    /// # Errors
-    /// If the application does not know the client of this request.
-    pub(super) fn aid_for_ask(&self) -> Result<Aid> {
-        self.has_asked.set(true);
-        self.aid_for_lock()
     }
 
     /// The aid for a new lock.

@@ -21,7 +21,7 @@ use crate::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
         problem::log_fault,
         refused::Refused,
-        request::{Ask, Elsewhere, Mine, RequestLocks},
+        request::{Elsewhere, Mine, RequestLocks, Terms},
     },
 };
 
@@ -75,11 +75,11 @@ impl SessionLocks {
     pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
-        Ok(self.take(&key, Ask::exclusive(Wait::no())).await?.lock)
+        Ok(self.take(&key, Terms::exclusive(Wait::no())).await?.lock)
     }
 
     /// Takes or confirms the lock, whether or not there is such a document, unless the request names its version.
-    async fn take(&self, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
+    async fn take(&self, key: &LockKey, how: Terms<'_>) -> Result<Mine> {
         let is_named = self.locks.names_version();
         let work = async |mine: &Mine, until| {
             if is_named { self.locks.load(mine, until).await.map(drop) } else { Ok(()) }
@@ -113,7 +113,7 @@ impl SessionLocks {
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let taken = self.take(&key, Ask::exclusive(Wait::no())).await;
+        let taken = self.take(&key, Terms::exclusive(Wait::no())).await;
         if let Err(LockError::Held(_)) = &taken {
             // Not everybody may learn the name of its creator either.
             self.locks.may_lock(slice::from_ref(&key)).await?;
@@ -148,7 +148,7 @@ impl SessionLocks {
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
     ) -> Result<Vec<Lock>> {
-        let take = async |key: LockKey, wait| self.take(&key, Ask::exclusive(wait)).await;
+        let take = async |key: LockKey, wait| self.take(&key, Terms::exclusive(wait)).await;
         let all = self.all_or_none(keys.into_iter().collect(), wait, take, |mine| mine).await?;
         Ok(all.into_iter().map(|mine| mine.lock).collect())
     }
@@ -164,7 +164,7 @@ impl SessionLocks {
     pub async fn open<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
-        open(&self.locks, &key, Ask::exclusive(Wait::no())).await
+        open(&self.locks, &key, Terms::exclusive(Wait::no())).await
     }
 
     /// Confirms that the session holds the lock on the document `id`, and loads the document: [`HeldDoc`](crate::HeldDoc)
@@ -187,7 +187,7 @@ impl SessionLocks {
     pub async fn take_over<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
-        let how = Ask { elsewhere: Elsewhere::TakeOver, ..Ask::exclusive(Wait::no()) };
+        let how = Terms { elsewhere: Elsewhere::TakeOver, ..Terms::exclusive(Wait::no()) };
         open(&self.locks, &key, how).await
     }
 
@@ -205,7 +205,7 @@ impl SessionLocks {
         wait: Wait,
     ) -> Result<Vec<LockedDoc<T>>> {
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
-        let take = async |key: LockKey, wait| open(&self.locks, &key, Ask::exclusive(wait)).await;
+        let take = async |key: LockKey, wait| open(&self.locks, &key, Terms::exclusive(wait)).await;
         self.all_or_none(keys?, wait, take, |doc| &doc.mine).await
     }
 
@@ -222,7 +222,7 @@ impl SessionLocks {
         &self,
         keys: impl IntoIterator<Item = LockKey>,
     ) -> Result<Vec<(LockKey, Result<Lock>)>> {
-        let take = async |key: LockKey| Ok(self.take(&key, Ask::in_any_tab()).await?.lock);
+        let take = async |key: LockKey| Ok(self.take(&key, Terms::in_any_tab()).await?.lock);
         self.each(keys.into_iter().collect(), take).await
     }
 
@@ -238,7 +238,7 @@ impl SessionLocks {
         ids: impl IntoIterator<Item = T::Id>,
     ) -> Result<Vec<(LockKey, Result<LockedDoc<T>>)>> {
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
-        self.each(keys?, async |key: LockKey| open(&self.locks, &key, Ask::in_any_tab()).await)
+        self.each(keys?, async |key: LockKey| open(&self.locks, &key, Terms::in_any_tab()).await)
             .await
     }
 

@@ -225,7 +225,14 @@ impl Protocol {
                 Answer::Expired(lock.former())
             }
             free => {
-                let granted = Lock { token, left: LEASE, lease: 0, orphan: !waits, again: false, asked: false };
+                let granted = Lock {
+                    token,
+                    left: LEASE,
+                    lease: 0,
+                    orphan: !waits,
+                    again: false,
+                    asked: false,
+                };
                 let former = free.replace(granted).filter(|it| it.token.who != token.who);
                 if let Some(former) = former {
                     self.owe(database, former);

@@ -107,8 +107,14 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Locks for Paused
     ) -> Result<Vec<LockKey>, StoreError> {
         self.paused(self.store.release_all(collection, aid, until)).await
     }
-    async fn ask(&self, key: &LockKey, ask: &Ask, until: Deadline) -> Result<Asked, StoreError> {
-        self.paused(self.store.ask(key, ask, until)).await
+    async fn ask(
+        &self,
+        key: &LockKey,
+        ask: &Ask,
+        again: bool,
+        until: Deadline,
+    ) -> Result<Asked, StoreError> {
+        self.paused(self.store.ask(key, ask, again, until)).await
     }
     async fn answer(
         &self,

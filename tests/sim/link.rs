@@ -370,12 +370,13 @@ impl Locks for Link {
         &self,
         key: &LockKey,
         ask: &Ask,
+        again: bool,
         _until: Deadline,
     ) -> Result<store::Asked, StoreError> {
         let (on, ask) = (key.clone(), ask.clone());
         let asked = self
             .send("ask", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                at_once(state.primary.ask(&on, &ask, Deadline::NONE))
+                at_once(state.primary.ask(&on, &ask, again, Deadline::NONE))
             })
             .await?;
         asked.0

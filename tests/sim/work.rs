@@ -543,7 +543,6 @@ impl Desk {
         Some(lock)
     }
 
-    /// `None` if there is no answer within the deadline.
     /// Asks the holder, who answers. Whatever comes of it, no lock may change.
     async fn asks_for(self, lock: Lock) {
         let (link, world) = (&self.server.link, self.world());
@@ -555,7 +554,7 @@ impl Desk {
             at: SystemTime::UNIX_EPOCH,
             answer: None,
         };
-        let asked = link.ask(&lock.key, &ask, Deadline::NONE).await;
+        let asked = link.ask(&lock.key, &ask, false, Deadline::NONE).await;
         let (Ok(Asked::Stands { ask, .. }), Some(held)) = (asked, Acquisition::of(&lock)) else {
             return;
         };
@@ -566,6 +565,7 @@ impl Desk {
         }
     }
 
+    /// `None` if there is no answer within the deadline.
     async fn has_ended(&self) -> Option<bool> {
         let until = Instant::now() + self.world().settings.deadline;
         while Instant::now() < until {

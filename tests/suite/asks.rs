@@ -33,7 +33,7 @@ async fn of_many_who_ask_at_several_servers_at_once_eight_are_heard_and_none_is_
     servers[0].granted(&key("a"), &Aid::new()).await;
     let asked = (0..24).map(async |n| {
         let server = &servers[n % servers.len()];
-        server.store.ask(&key("a"), &ask(&Aid::new()), Deadline::NONE).await.unwrap()
+        server.store.ask(&key("a"), &ask(&Aid::new()), false, Deadline::NONE).await.unwrap()
     });
     let asked = join_all(asked).await;
     let stand = asked.iter().filter(|it| matches!(it, Asked::Stands { .. })).count();
@@ -60,7 +60,7 @@ async fn asks_that_another_program_has_written_do_no_harm() {
         lock_records(&database).update_one(doc! { "_id": n.to_string() }, set).await.unwrap();
         let seen = store.inspect(&key, None).await.unwrap().unwrap();
         assert_eq!((seen.token, seen.asks.len()), (lock.token, 0), "{odd}");
-        let stands = store.ask(&key, &ask(&Aid::new()), Deadline::NONE).await.unwrap();
+        let stands = store.ask(&key, &ask(&Aid::new()), false, Deadline::NONE).await.unwrap();
         assert!(matches!(stands, Asked::Stands { .. }), "{odd}: {stands:?}");
         assert_eq!(store.inspect(&key, None).await.unwrap().unwrap().asks.len(), 1, "{odd}");
         store.release(&key, &alice, lock.token.unwrap(), lock.mode).await.unwrap();

@@ -32,6 +32,10 @@ const CLICK: Duration = Duration::from_secs(120);
 const SAVE: Duration = Duration::from_secs(180);
 /// A look at the document of another person, which is refused.
 const VISIT: Duration = Duration::from_secs(600);
+/// How often whoever asks for a document says so again.
+const ASK: Duration = Duration::from_secs(30);
+/// One of so many people is asked for the document.
+const ASKED: usize = 100;
 const STAY: Duration = Duration::from_secs(600);
 /// How many requests are under way at most. A heartbeat waits up to half a second for the round of renewals.
 const AT_ONCE: usize = 512;
@@ -68,6 +72,8 @@ struct World {
     people: usize,
     turns: Semaphore,
     names_versions: Cell<bool>,
+    is_asked: Cell<bool>,
+    asks: Cell<u64>,
     done: [Cell<u64>; 7],
     checked: Cell<u64>,
     errors: Cell<usize>,
@@ -78,7 +84,7 @@ struct World {
 pub async fn measure(set: &Set, size: Size, units: Vec<Unit>) -> bool {
     let people = size.pick(1_000, 20_000);
     let database = fresh(&set.mongo).await;
-    site::write_documents(&database, 2 * people).await;
+    site::write_documents(&database, 3 * people).await;
     let locks = site::manager(&database).await;
     let (meter, idle) = (set.meter.clone(), set.idle);
     let is_good = on_a_thread({
@@ -127,6 +133,8 @@ async fn run(
         people,
         turns: Semaphore::new(AT_ONCE),
         names_versions: Cell::new(false),
+        is_asked: Cell::new(false),
+        asks: Cell::default(),
         done: Default::default(),
         checked: Cell::default(),
         errors: Cell::default(),
@@ -138,6 +146,9 @@ async fn run(
     );
     let (over, is_over) = watch::channel(false);
     let began = Instant::now();
+    for slot in (0..people).step_by(ASKED) {
+        tokio::task::spawn_local(asks(Rc::clone(&world), slot, is_over.clone()));
+    }
     let tasks: Vec<_> = (0..people)
         .map(|slot| {
             // Evenly within one heartbeat, so that the heartbeats are spread evenly, too.
@@ -154,7 +165,8 @@ async fn run(
     let names = KINDS.map(|(name, _)| name).join(" ");
     println!("minute {names} errors resident allocated mongod app mongod-resident");
     for minute in 1..=minutes {
-        world.names_versions.set(minute % 2 == 0);
+        world.names_versions.set(names_versions(minute));
+        world.is_asked.set(has_asks(minute));
         sleep_until(began + Duration::from_secs(60 * minute)).await;
         let (before, now) = (*history.last().expect("the first"), Minute::now(&world, meter));
         let used = now.reading.since(&before.reading);
@@ -187,7 +199,9 @@ async fn run(
     }
     let are_equal =
         compare(&world, records.count_documents(Document::new()).await.unwrap(), &believed).await;
-    versions_cost(&history);
+    println!("[one] load: {} asks", world.asks.get());
+    compared(&history, "versions", names_versions);
+    compared(&history, "asks", has_asks);
     let is_flat = is_flat(&history);
     let is_as_predicted = is_as_predicted(&history, idle, units);
     let errors = world.errors.get();
@@ -223,17 +237,27 @@ async fn compare(world: &World, records: u64, believed: &HashMap<String, String>
     records == stored as u64 && equal == stored && equal == believed.len()
 }
 
-/// In turns: in every second minute, each save names the version that its page shows.
-fn versions_cost(history: &[Minute]) {
-    let of = |every_second: usize| {
-        let minutes = history.windows(2).skip(every_second).step_by(2);
-        let used: Vec<_> = minutes.map(|it| it[1].reading.since(&it[0].reading)).collect();
+/// In every second minute, each save names the version that its page shows.
+fn names_versions(minute: u64) -> bool {
+    minute % 2 == 0
+}
+
+/// In two of four minutes, one of a hundred people is asked for the document.
+fn has_asks(minute: u64) -> bool {
+    minute % 4 / 2 == 1
+}
+
+/// The minutes with and without.
+fn compared(history: &[Minute], what: &str, is_with: fn(u64) -> bool) {
+    let of = |with: bool| {
+        let minutes = history.windows(2).zip(1..).filter(|(_, minute)| is_with(*minute) == with);
+        let used: Vec<_> = minutes.map(|(it, _)| it[1].reading.since(&it[0].reading)).collect();
         let mean = |cores: fn(&Used) -> f64| {
             used.iter().map(cores).sum::<f64>() / used.len() as f64 * 100.0
         };
         format!("mongod {:.2} %, app {:.2} %", mean(Used::mongod_cores), mean(Used::app_cores))
     };
-    println!("[one] load: minutes without versions: {}; with versions: {}", of(0), of(1));
+    println!("[one] load: minutes without {what}: {}; with {what}: {}", of(false), of(true));
 }
 
 fn is_flat(history: &[Minute]) -> bool {
@@ -364,6 +388,26 @@ fn about(random: &mut Random, time: Duration) -> Duration {
 /// At any moment of this time, so that as many happen at the beginning as later.
 fn first(random: &mut Random, time: Duration) -> Duration {
     time * random.below(1_000) as u32 / 1_000
+}
+
+/// Somebody who asks this person, and the next ones, for the document.
+async fn asks(world: Rc<World>, slot: usize, mut over: watch::Receiver<bool>) {
+    let mut asker = Person::new(&world.site, site::name(2 * world.people + slot));
+    // A session of its own, with an aid: other visitors count together.
+    asker.edit().await;
+    asker.release().await;
+    while !*over.borrow_and_update() {
+        if world.is_asked.get() {
+            let _turn = world.turns.acquire().await.expect("never closed");
+            match asker.ask(&world.document(slot)).await {
+                202 => world.asks.set(world.asks.get() + 1),
+                // Nobody has it at this moment.
+                409 => {}
+                status => world.failed("ask", &status.to_string()),
+            }
+        }
+        let _ = timeout(ASK, over.changed()).await;
+    }
 }
 
 /// One person after the other. Returns the lock that the last one holds.

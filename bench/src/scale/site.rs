@@ -196,6 +196,12 @@ impl Person {
         answer.status
     }
 
+    /// Asks the holder of this document for it.
+    pub async fn ask(&mut self, id: &str) -> u16 {
+        let request = TestRequest::post().uri(&format!("/locks/page/{id}/ask"));
+        self.send(request.set_payload(r#"{"message":"for the meeting at three"}"#)).await.status
+    }
+
     pub async fn release(&mut self) -> u16 {
         let request = TestRequest::delete().uri(&format!("/locks/page/{}", self.id));
         let answer = self.send(request).await;

@@ -74,8 +74,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const READERS_AT_ONCE: usize = 64;
 /// How many queues one event calls: while it lasts, all other requests wait.
 const QUEUES_AT_ONCE: usize = 64;
-/// How many waiters before an asker are counted.
-const MOST_BEFORE: usize = 100;
+/// Of how many waiters whoever asks a holder is told.
+const MOST_TOLD: usize = 100;
 /// How long a waiter whose request has ended keeps its place: its next request gets the old number. An HTTP request cannot
 /// wait for as long as a person does; `client.js` and `web/problem.rs` ask again in time.
 const KEEP_PLACE: Duration = Duration::from_secs(3);
@@ -592,12 +592,14 @@ impl<H> Machine<H> {
         owner.places.range(in_queue).map(|(_, number)| *number).collect()
     }
 
-    /// The first of the sessions that wait before this one; of all that wait, if it does not.
-    pub(in crate::manager) fn before(&self, key: &LockKey, aid: &Aid) -> Vec<Aid> {
+    /// The sessions that wait before this one (all, if it does not wait), and those that wait behind it; of each the first.
+    pub(in crate::manager) fn around(&self, key: &LockKey, aid: &Aid) -> (Vec<Aid>, Vec<Aid>) {
         let own = self.numbers(aid, key).first().copied().unwrap_or(u64::MAX);
-        let waiting = self.queues.get(key).into_iter().flat_map(|queue| queue.waiting.range(..own));
-        let owners = waiting.take(MOST_BEFORE).filter_map(|number| self.waiters.get(number));
-        owners.map(|waiter| waiter.owner.clone()).collect()
+        let Some(queue) = self.queues.get(key) else { return Default::default() };
+        let owner = |number: &u64| Some(self.waiters.get(number)?.owner.clone());
+        let before = queue.waiting.range(..own).take(MOST_TOLD).filter_map(owner).collect();
+        let behind = queue.waiting.range(own..).skip(1).take(MOST_TOLD).filter_map(owner).collect();
+        (before, behind)
     }
 
     /// The owners of the guards of this document.

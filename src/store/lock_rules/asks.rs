@@ -5,53 +5,49 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask, MAX_ASKS},
-    lock::{Aid, Mode},
+    lock::{Aid, Answer, Ask, MAX_ASKS, Mode},
     store::{
         Acquisition, Answered, Asked,
-        lock_rules::{Grant, Moment, Record},
+        lock_rules::{Grant, Moment, Record, StandingAsk},
     },
 };
 
-/// How long an ask stands after its asker has last repeated it: a page that waits repeats it about every 25 s.
+/// How long an ask stands after its asker has last repeated it: a page that waits repeats it about every 40 s.
 const LEASE: Duration = Duration::from_secs(90);
-
-/// An ask, and until when it stands.
-#[derive(Debug, Clone, PartialEq)]
-pub(in crate::store) struct Standing {
-    pub(in crate::store) ask: Ask,
-    pub(in crate::store) until: Duration,
-}
+/// A repetition changes nothing while more than this is left: other writes of the record need not wait for it.
+const ENOUGH: Duration = Duration::from_secs(60);
 
 impl Record {
-    pub(in crate::store) fn ask(&mut self, ask: &Ask, moment: Moment) -> Asked {
+    pub(in crate::store) fn ask(&mut self, ask: &Ask, again: bool, moment: Moment) -> Asked {
         let now = moment.now;
         let Some(grant) = self.grants.iter_mut().find(|it| it.is_live(now)) else {
-            return Asked::Free;
+            return if again { Asked::Gone } else { Asked::Free };
         };
         if grant.mode == Mode::Shared || grant.token.is_none() || grant.aid == ask.aid {
             return Asked::NobodyHears;
         }
         let asks = &mut grant.asks;
         asks.retain(|it| it.until > now);
-        let user = ask.by.user.as_deref();
-        let place = asks.iter().position(|it| it.ask.is_of(&ask.aid, user));
-        if place.is_none() && asks.len() >= MAX_ASKS {
-            return Asked::TooMany;
-        }
-        let place = place.unwrap_or(asks.len());
-        let mut standing =
-            Standing { ask: Ask { at: moment.date, ..ask.clone() }, until: now + LEASE };
-        match asks.get_mut(place) {
-            None => asks.push(standing),
-            Some(before) => {
-                if before.ask.message == ask.message {
-                    let Ask { aid, by, .. } = standing.ask;
-                    standing.ask = Ask { aid, by, ..before.ask.clone() };
-                }
-                *before = standing;
+        let own = asks.iter().position(|it| it.ask.is_of(Some(&ask.aid), ask.by.user.as_deref()));
+        let until = now + LEASE;
+        let place = match own {
+            None if again => return Asked::Gone,
+            None if asks.len() >= MAX_ASKS => return Asked::TooMany,
+            None => {
+                asks.push(StandingAsk { ask: Ask { at: moment.date, ..ask.clone() }, until });
+                asks.len() - 1
             }
-        }
+            Some(place) => {
+                let StandingAsk { ask: standing, until: stands_until } = &mut asks[place];
+                if !again && standing.message != ask.message {
+                    *standing = Ask { at: moment.date, ..ask.clone() };
+                    *stands_until = until;
+                } else if *stands_until <= now + ENOUGH || standing.aid != ask.aid {
+                    (standing.aid, *stands_until) = (ask.aid.clone(), until);
+                }
+                place
+            }
+        };
         let before = asks[..place].iter().map(|it| it.ask.aid.clone()).collect();
         Asked::Stands { ask: asks[place].ask.clone(), before }
     }
@@ -78,7 +74,7 @@ impl Record {
     pub(in crate::store) fn withdraw(&mut self, aid: &Aid, user: Option<&str>) -> bool {
         let withdraw = |grant: &mut Grant| {
             let before = grant.asks.len();
-            grant.asks.retain(|it| !it.ask.is_of(aid, user));
+            grant.asks.retain(|it| !it.ask.is_of(Some(aid), user));
             grant.asks.len() < before
         };
         self.grants.iter_mut().any(withdraw)

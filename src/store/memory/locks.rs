@@ -5,9 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask},
     key::LockKey,
-    lock::{Aid, Lock, Mode, PageId},
+    lock::{Aid, Answer, Ask, Lock, Mode, PageId},
     store::{
         Ability, Acquisition, Active, Answered, Asked, Change, Claim, Confirmed, Deadline,
         HandedOver, Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult,
@@ -184,9 +183,15 @@ impl Locks for MemoryStore {
         Ok(Released::Released)
     }
 
-    async fn ask(&self, key: &LockKey, ask: &Ask, _until: Deadline) -> StoreResult<Asked> {
+    async fn ask(
+        &self,
+        key: &LockKey,
+        ask: &Ask,
+        again: bool,
+        _until: Deadline,
+    ) -> StoreResult<Asked> {
         let mut state = self.state.lock();
-        let asked = state.step(key, |record, _, moment| record.ask(ask, moment));
+        let asked = state.step(key, |record, _, moment| record.ask(ask, again, moment));
         if let Asked::Stands { .. } = asked {
             state.changes.tell(Change::Asked(key.clone()));
         }

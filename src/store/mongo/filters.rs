@@ -182,7 +182,7 @@ fn has_repetition() -> Document {
     let all = |array: &str| doc! { "$cond": [{ "$isArray": array }, array, []] };
     let within = doc! { "$concatArrays": [
         ["$$ROOT", "$holder", "$leaving"],
-        all("$readers"), all("$readers.holder"), all("$queue"), all("$queue.holder"),
+        all("$readers"), all("$readers.holder"), all("$queue"), all("$queue.holder"), all("$asks"),
     ] };
     let documents = doc! { "$filter": { "input": within, "as": "d", "cond": is("$$d", "object") } };
     let names = doc! { "$map": { "input": { "$objectToArray": "$$d" }, "in": "$$this.k" } };

@@ -6,12 +6,11 @@ use mongodb::bson::{Bson, DateTime, Document, RawDocumentBuf, doc};
 
 use crate::{
     key::LockId,
-    lock::{Holder, Mode},
+    lock::{Answer, Ask, Holder, Mode},
     store::{
         Place, Rules, Ticket,
-        lock_rules::{Grant, LONGEST_LEASE, Moment, Queued, Record},
+        lock_rules::{Grant, LONGEST_LEASE, Moment, Queued, Record, StandingAsk},
         mongo::{
-            asks::{asks_in, asks_of},
             codec::{
                 self, aid_in, documents, holder_in, in_our_time, millis, number, presentable,
                 token_in,
@@ -279,6 +278,52 @@ pub(super) fn holder(holder: &Holder) -> Bson {
         fields.insert("user", user);
     }
     fields.into()
+}
+
+/// The asks in this record of an exclusive lock.
+fn asks_in(record: &Document) -> Vec<StandingAsk> {
+    documents(record, "asks").filter_map(standing_ask).collect()
+}
+
+fn standing_ask(stored: &Document) -> Option<StandingAsk> {
+    let text = |field| stored.get_str(field).ok();
+    let by = Holder::new(text("label")?);
+    let ask = Ask {
+        id: text("id")?.parse().ok()?,
+        aid: aid_in(stored, "aid"),
+        by: match text("user") {
+            Some(user) => by.of_user(user),
+            None => by,
+        },
+        message: text("message")?.to_owned(),
+        at: presentable(stored.get_datetime("at").ok().copied()),
+        answer: text("answer")
+            .and_then(|name| Answer::named(name, text("reply").unwrap_or_default())),
+    };
+    Some(StandingAsk { ask, until: since_1970(*stored.get_datetime("until").ok()?) })
+}
+
+/// These asks as a record has them; `None` if there are none.
+fn asks_of(asks: &[StandingAsk]) -> Option<Bson> {
+    let asks: Vec<_> = asks.iter().map(ask_fields).collect();
+    (!asks.is_empty()).then(|| asks.into())
+}
+
+fn ask_fields(StandingAsk { ask, until }: &StandingAsk) -> Document {
+    let Ask { id, aid, by, message, at: asked, answer } = ask;
+    let mut fields = doc! {
+        "id": id.to_string(),
+        "aid": aid.as_str(),
+        "label": &by.label,
+        "message": message,
+        "at": DateTime::from_system_time(*asked),
+        "until": at(*until),
+    };
+    fields.extend(by.user.iter().map(|user| ("user".to_owned(), user.into())));
+    if let Some(answer) = answer {
+        fields.extend(doc! { "answer": answer.name(), "reply": answer.message() });
+    }
+    fields
 }
 
 fn in_queue(queued: &Queued) -> Document {

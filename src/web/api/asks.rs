@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    ask::{Answer, Ask, MAX_ASK_BYTES},
     error::LockError,
-    lock::Mode,
+    lock::{Answer, Ask, MAX_ASK_BYTES, Mode},
     store::Acquisition,
     web::{
         Problem,
@@ -31,6 +30,8 @@ struct AskedBody {
 #[serde(default, deny_unknown_fields)]
 struct AskForm {
     message: String,
+    /// The ask that is repeated.
+    ask: Option<Uuid>,
     /// Where the browser goes after a form.
     to: Option<String>,
 }
@@ -45,8 +46,11 @@ pub(super) async fn ask(
     let call = form::read::<AskForm>(&req, body)?;
     let done = call.done(&req, call.said.to.as_deref())?;
     check_length(&call.said.message)?;
-    let ask = Ask::new(locks.aid_for_ask()?, locks.actor().holder(), &call.said.message);
-    let (ask, ahead) = locks.manager.parts.ask(&key, ask, locks.begin()).await?;
+    let aid = locks.aid_for_ask(locks.begin()).await?;
+    let ask = Ask::new(aid, locks.actor().holder(), &call.said.message);
+    let (again, person, until) = (call.said.ask.is_some(), locks.counts_as(), locks.begin());
+    let (ask, ahead) = locks.manager.parts.ask(&key, ask, again, person, until).await?;
+    locks.has_asked.set(true);
     if done.status() == StatusCode::SEE_OTHER {
         return Ok(done);
     }
@@ -57,7 +61,7 @@ pub(super) async fn ask(
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct AnswerForm {
-    ask: Uuid,
+    ask: Option<Uuid>,
     answer: String,
     message: String,
     to: Option<String>,
@@ -77,6 +81,7 @@ pub(super) async fn answer(
     let answer = Answer::named(&answer, &message).ok_or_else(|| {
         bad_request("an `answer` is `soon` or `no`; to give the document away, release its lock")
     })?;
+    let ask = ask.ok_or_else(|| bad_request("name the `ask` that is answered"))?;
     let [token] = locks.headers.tokens()? else {
         return Err(bad_request("name the lock by its token: one `Lock-Token`, or `?lock_token=`"));
     };

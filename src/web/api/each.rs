@@ -13,7 +13,7 @@ use crate::{
         Problem,
         access::Access,
         format::Current,
-        request::{Ask, Locks},
+        request::{Locks, Terms},
         same_site::SameSite,
     },
 };
@@ -58,7 +58,7 @@ pub(super) async fn acquire(
     let wanted: Vec<LockKey> = wanted.into_iter().collect();
     let _turn = locks.turn(&wanted).await?;
     let allowed = permissions.allowed(wanted.clone(), Access::Lock).await?;
-    let how = Ask { mode, ..Ask::in_any_tab() };
+    let how = Terms { mode, ..Terms::in_any_tab() };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
     locks.give_back_forbidden(forbidden).await?;
     let taken =

@@ -55,7 +55,7 @@ pub(super) async fn renew(
         }
         _ => locks.list(until).await?,
     };
-    locks.manager.parts.leave_out_ended_askers(&mut held, until).await?;
+    locks.manager.parts.leave_out_ended_askers(&mut held, until).await;
     let tokens: HashMap<_, _> = held.iter().map(|lock| (&lock.key, lock.token)).collect();
     let is_held = |key: &LockKey, token| tokens.get(key) == Some(&Some(token));
     let mut lost = Vec::new();

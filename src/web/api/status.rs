@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{Body, DocumentBody, allowed, bad_request, by_name, read};
 use crate::{
     actor::Person,
-    ask::Ask,
     error::LockError,
     key::LockKey,
-    lock::{Holder, Lock, Mode},
+    lock::{Ask, Holder, Lock, Mode},
     version::Version,
     web::{
         Problem,
@@ -73,8 +72,8 @@ impl StateBody {
             ("mine_elsewhere", _) => Some(true),
             _ => None,
         };
-        let user = locks.actor().id().map(str::to_owned);
-        let is_own = |ask: &&Ask| aid.as_ref().is_some_and(|aid| ask.is_of(aid, user.as_deref()));
+        let actor = locks.actor();
+        let is_own = |ask: &&Ask| ask.is_of(aid.as_ref(), actor.id());
         let ask = lock.as_ref().and_then(|lock| lock.asks.iter().find(is_own));
         Self {
             state,

@@ -9,7 +9,7 @@ use crate::{
     takeover::LossCause,
     web::{
         problem::SERVED,
-        request::{Ask, Got, Mine, RequestLocks},
+        request::{Got, Mine, RequestLocks, Terms},
     },
 };
 
@@ -19,7 +19,7 @@ impl RequestLocks {
     pub(in crate::web) async fn confirm(
         &self,
         key: &LockKey,
-        how: Ask<'_>,
+        how: Terms<'_>,
         until: Instant,
     ) -> Result<Mine> {
         let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
@@ -49,7 +49,7 @@ impl RequestLocks {
         &self,
         key: &LockKey,
         aid: Option<Aid>,
-        how: Ask<'_>,
+        how: Terms<'_>,
         until: Instant,
     ) -> Result<Lock> {
         let lost = |holder, cause| LockError::Lost { key: key.clone(), holder, cause };

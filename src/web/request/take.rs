@@ -13,7 +13,7 @@ use crate::{
     manager::{Acquired, Wait, Wanted, can_be_taken_over, watch::ends::came},
     web::{
         problem::SERVED,
-        request::{Ask, Document, Elsewhere, Got, Mine, RequestLocks},
+        request::{Document, Elsewhere, Got, Mine, RequestLocks, Terms},
     },
 };
 
@@ -31,7 +31,7 @@ impl RequestLocks {
     pub(in crate::web) async fn acquire<T>(
         &self,
         key: &LockKey,
-        how: Ask<'_>,
+        how: Terms<'_>,
         work: impl AsyncFn(&Mine, Instant) -> Result<T>,
     ) -> Result<(Mine, T)> {
         // The log names this document.
@@ -44,7 +44,7 @@ impl RequestLocks {
     async fn acquire_or_refuse<T>(
         &self,
         key: &LockKey,
-        how: Ask<'_>,
+        how: Terms<'_>,
         work: impl AsyncFn(&Mine, Instant) -> Result<T>,
     ) -> Result<(Mine, T)> {
         self.check_may_lock()?;
@@ -64,7 +64,7 @@ impl RequestLocks {
         // and the end of this request would not give the lock back.
         if self.has_taken(&wanted) {
             let until = self.begin();
-            let confirmed = self.confirm(key, Ask { offered: &[], ..how }, until).await?;
+            let confirmed = self.confirm(key, Terms { offered: &[], ..how }, until).await?;
             let mine = Mine { got: Got::Granted, ..confirmed };
             let worked = work(&mine, until).await;
             return self.keep_if_it_worked(mine, worked, until).await;
@@ -134,7 +134,7 @@ impl RequestLocks {
     }
 
     /// Sends one command, if there is no wait.
-    async fn take(&self, wanted: &Wanted, how: Ask<'_>) -> Result<Mine> {
+    async fn take(&self, wanted: &Wanted, how: Terms<'_>) -> Result<Mine> {
         let parts = &self.manager.parts;
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.headers.is_idle
@@ -268,6 +268,20 @@ impl RequestLocks {
             self.has_ended.set(true);
         }
         Err(refused)
+    }
+
+    /// The aid for an ask.
+    ///
+    /// # Errors
+    /// If the session has ended, or the page has been left.
+    pub(in crate::web) async fn aid_for_ask(&self, until: Instant) -> Result<Aid> {
+        let (aid, page) = (self.aid_for_lock()?, self.headers.page);
+        match self.manager.parts.sessions.refuse_ended(&aid, page, until).await {
+            Err(LockError::SessionEnded { ago }) if ago > self.news_for() && !self.is_client() => {
+                Ok(self.replace_aid(&aid))
+            }
+            refused => refused.map(|()| aid),
+        }
     }
 
     /// A new aid for a session that came back, unless another extractor has already given it one.

@@ -454,3 +454,59 @@ async fn a_hidden_holder_is_told_by_the_title_and_a_silent_one_is_noticed() {
     })
     .await;
 }
+
+#[actix_web::test]
+async fn an_ask_belongs_to_its_page_and_another_tab_of_the_person_waits_on() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let [asks, waits] = [stage.article(&bobs).await, stage.article(&bobs).await];
+        for page in [&asks, &waits] {
+            says(page, "alice").await;
+        }
+        press(&asks, "ask").await;
+        press(&asks, "send").await;
+        is_asked(&alice, "bob").await;
+        press(&waits, "wait").await;
+        waits.until("document.querySelector('doclock-form').lock.waiting").await;
+        let asking = "return document.querySelector('doclock-form').lock.asking";
+        assert_eq!(waits.run::<Value>(asking).await, Value::Null);
+        asks.go("about:blank").await;
+        alice.until("!document.querySelector('doclock-form').lock.asks.length").await;
+        alice.click("close").await;
+        waits.until("document.querySelector('doclock-form').lock.token").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_page_that_comes_back_without_a_save_keeps_its_lock_after_handing_over() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        // The answer to the save is the error page of a proxy, and the person goes back.
+        let version = "document.querySelector('doclock-form').lock.version";
+        alice
+            .run::<()>(&format!(
+                "sessionStorage.setItem('doclock-passed', JSON.stringify({{ url: '/locks{ABOUT}', version: {version}, sent: Date.now() }}))"
+            ))
+            .await;
+        alice.go(&stage.editor.url(ABOUT)).await;
+        until_mine(&alice).await;
+        alice.until("!sessionStorage.getItem('doclock-passed')").await;
+        is_asked(&alice, "bob").await;
+        // A check of the page itself stops the save.
+        alice.run::<()>("document.querySelector('form').addEventListener('submit', event => event.preventDefault(), { once: true })").await;
+        writes(&alice, "typed").await;
+        press(&alice, "pass").await;
+        alice.until("!sessionStorage.getItem('doclock-passed')").await;
+        saves(&alice).await;
+        until_mine(&alice).await;
+        is_asked(&alice, "bob").await;
+        press(&alice, "pass").await;
+        bob.until("document.querySelector('doclock-form').lock.token").await;
+    })
+    .await;
+}

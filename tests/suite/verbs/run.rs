@@ -168,7 +168,7 @@ impl<'a, S: Subject> Run<'a, S> {
             at: SystemTime::UNIX_EPOCH,
             answer: None,
         };
-        let asked = self.on.store().ask(&document(n), &ask, Deadline::NONE).await.unwrap();
+        let asked = self.on.store().ask(&document(n), &ask, false, Deadline::NONE).await.unwrap();
         let expected = self.reference.locks_on(n);
         match (expected.iter().next(), asked) {
             (None, store::Asked::Free) => {}

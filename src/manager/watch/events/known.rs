@@ -8,13 +8,12 @@ use std::{
 use futures_util::future::join_all;
 
 use crate::{
-    ask::Ask,
     clock,
     ended::EndReason,
     error::Result,
     event::LockEvent,
     key::LockKey,
-    lock::{Lock, Mode},
+    lock::{Ask, Lock, Mode},
     manager::Parts,
     random::HashMap,
     store::Query,

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use actix_doclock::{Lock, LockEvent, LockToken, MongoStore};
+use actix_doclock::{Answer, Ask, Lock, LockEvent, LockToken, MongoStore};
 use serde_json::json;
 
 use crate::{
@@ -56,9 +56,18 @@ fn in_json(event: &LockEvent, now: &str) -> String {
     let mut value = json!({
         "event": event.name(), "at": now, "lock": event.lock().map(locks::as_json),
     });
-    if let LockEvent::Broken(_, taken) = event {
-        value["by"] = json!(taken.by);
-        value["reason"] = json!(taken.reason);
+    match event {
+        LockEvent::Broken(_, taken) => {
+            value["by"] = json!(taken.by);
+            value["reason"] = json!(taken.reason);
+        }
+        LockEvent::Asked(_, ask) | LockEvent::Answered(_, ask) => {
+            value["by"] = json!(ask.by.label);
+            value["message"] = json!(ask.message);
+            value["answer"] = json!(ask.answer.as_ref().map(Answer::name));
+            value["reply"] = json!(ask.answer.as_ref().map(Answer::message));
+        }
+        _ => {}
     }
     output::as_text(&value)
 }
@@ -70,8 +79,18 @@ fn text(event: &LockEvent) -> String {
     if let Some(lock) = event.lock() {
         text += &format!("  {}  {}", key(lock), holder(lock));
     }
-    if let LockEvent::Broken(_, taken) = event {
-        text += &format!("  by {}: {}", short(&taken.by), printable(&taken.reason));
+    match event {
+        LockEvent::Broken(_, taken) => {
+            text += &format!("  by {}: {}", short(&taken.by), printable(&taken.reason));
+        }
+        LockEvent::Asked(_, ask) => {
+            text += &format!("  by {}: {}", short(&ask.by.label), printable(&ask.message));
+        }
+        LockEvent::Answered(_, Ask { by, answer: Some(answer), .. }) => {
+            let (name, message) = (answer.name(), printable(answer.message()));
+            text += &format!("  to {}: {name}: {message}", short(&by.label));
+        }
+        _ => {}
     }
     text
 }

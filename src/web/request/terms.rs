@@ -11,7 +11,7 @@ use crate::{
 
 /// How to ask for a lock.
 #[derive(Clone, Copy)]
-pub(in crate::web) struct Ask<'a> {
+pub(in crate::web) struct Terms<'a> {
     pub(in crate::web) mode: Mode,
     /// The tokens that the client sent: the lock must have one of them. If there are none, any
     /// acquisition will do.
@@ -40,7 +40,7 @@ pub(in crate::web) enum Document {
     IsLoaded,
 }
 
-impl Ask<'_> {
+impl Terms<'_> {
     /// Asks for the exclusive lock, without a token of the client.
     pub(in crate::web) fn exclusive(wait: Wait) -> Self {
         Self {
