@@ -848,7 +848,7 @@ class PageLock {
     const before = this.asking, now = askIn(answer, body), isSame = now.id === before?.id;
     const { answer: told = null, reply = '', ahead = body.ahead ?? 0 } = isSame ? before : {};
     // An answer that was under way may not know of the holder's.
-    this.asking = Object.freeze({ ...now, ...!now.answer && { answer: told, reply }, ahead, isSilent: false });
+    this.asking = Object.freeze({ ...now, ...!now.answer && { answer: told, reply }, at: isSame ? before.at : now.at, ahead, isSilent: false });
     if (now.answer && (told !== now.answer || reply !== now.reply)) this.#tell('answered', this.asking);
     this.#noticeSilence();
     this.#changed();
@@ -1304,6 +1304,7 @@ class PageLock {
 
   #hear(event) {
     if (event.type === 'saved') return this.#hearSave(event);
+    if (event.type === 'answered' && event.ask === this.asking?.id) this.#isAsking({}, event);   // also in a hidden page, which does not look
     if (event.state && event.state !== 'mine' && event.was !== 'held') this.#ends++;
     if (event.state === 'free' && (this.token || this.lost) && !this.#releasing) {
       this.#news = { ...event, at: Date.now() };

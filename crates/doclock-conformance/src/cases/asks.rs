@@ -180,16 +180,16 @@ cases! {
         let (asked, _) = store.stands("a", &ask(bob, "x")).await;
         store.renews(&[alice]).await;
         store.reenters("a", alice).await;
-        assert_eq!(store.asked_for("a").await, [asked.clone()]);
+        assert_eq!(store.asked_for("a").await, vec![asked.clone()]);
         if store.can(Ability::Documents) {
             store.put("a", "old").await;
             assert_eq!(store.saves(&mine, "new").await, Saved::Saved);
-            assert_eq!(store.asked_for("a").await, [asked.clone()]);
+            assert_eq!(store.asked_for("a").await, vec![asked.clone()]);
         }
         if store.can(Ability::HandOver) {
             let to = Claim { tab: Some(TabId::new()), ..claim(alice) };
             let moved = store.hands_over(&mine, &to).await.lock().expect("another tab");
-            assert_eq!(moved.asks, [asked.clone()], "the same person goes on");
+            assert_eq!(moved.asks, vec![asked.clone()], "the same person goes on");
             assert_eq!(store.answers(&mine, asked.id).await, Answered::Lost);
             assert_eq!(store.answers(&moved, asked.id).await, Answered::Told);
         }
