@@ -42,7 +42,7 @@ export const texts = {
     ask: 'Ask for it…', why: 'What do you need it for?', send: 'Ask', cancel: 'Do not ask', asked: 'You have asked for it, and wait.',
     behind: 'You have asked for it. People ahead of you: {ahead}.', silent: 'No answer yet. You still wait.',
     told_soon: 'The answer is: soon. {reply}', told_no: 'The answer is: not now. {reply}',
-    asks: '{by} asks for this document. {message}', word: 'Your answer in a few words, if you like', soon: 'Soon', refuse: 'Not now',
+    asks: '{by} asks for this document.', asks_for: '{by} asks for this document: {message}', word: 'Your answer in a few words, if you like', soon: 'Soon', refuse: 'Not now',
     pass: 'Save and hand over', promised: 'You have told {by}: soon.',
     nobody_hears: 'Nobody would hear you: readers, a program or another tab have it.', too_many_asks: 'Too many people ask for this. Ask again in a minute.',
   },
@@ -69,7 +69,7 @@ export const texts = {
     ask: 'Darum bitten…', why: 'Wofür brauchen Sie es?', send: 'Bitten', cancel: 'Nicht bitten', asked: 'Sie haben darum gebeten und warten.',
     behind: 'Sie haben darum gebeten. Vor Ihnen: {ahead}.', silent: 'Noch keine Antwort. Sie warten weiter.',
     told_soon: 'Die Antwort ist: bald. {reply}', told_no: 'Die Antwort ist: jetzt nicht. {reply}',
-    asks: '{by} bittet um dieses Dokument. {message}', word: 'Ihre Antwort in wenigen Worten, wenn Sie mögen', soon: 'Bald', refuse: 'Jetzt nicht',
+    asks: '{by} bittet um dieses Dokument.', asks_for: '{by} bittet um dieses Dokument: {message}', word: 'Ihre Antwort in wenigen Worten, wenn Sie mögen', soon: 'Bald', refuse: 'Jetzt nicht',
     pass: 'Speichern und übergeben', promised: 'Sie haben {by} gesagt: bald.',
     nobody_hears: 'Niemand würde Sie hören: Leser, ein Programm oder ein anderer Tab haben es.', too_many_asks: 'Zu viele bitten darum. Bitten Sie in einer Minute noch einmal.',
   },
@@ -494,7 +494,7 @@ const LOOKS = globalThis.document && styled(`
   dt { font-weight: bold }
   dd { margin: 0 0 .4rem; white-space: pre-wrap; max-block-size: 12rem; overflow: auto }
   label { display: block; margin-block-end: .4rem }
-  label span { display: block }
+  label span { display: block; margin-block-end: .2rem }
   input { font: inherit; box-sizing: border-box; inline-size: 100%; max-inline-size: 30rem; min-block-size: 2.25rem }
   .buttons { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center }
   button, a { font: inherit; min-block-size: 2.25rem; padding-inline: .8rem }
@@ -628,7 +628,7 @@ class DocLockForm extends Base {
     this.#drawKept(text);
     const asked = editing?.asked;
     this.#drawAsk(asked);
-    const news = asked && !asked.answer ? ['asks', asked] : editing?.isNews && [editing.isOpen ? 'granted' : 'stale'];
+    const news = asked && !asked.answer ? [this.#asksHow(asked), asked] : editing?.isNews && [editing.isOpen ? 'granted' : 'stale'];
     this.#drawTitle(news && document.hidden ? say(this, ...news) : null);
     this.#settles('bar', ...does);
     this.#settles('asks', asked?.id, asked?.answer);
@@ -642,11 +642,13 @@ class DocLockForm extends Base {
     reveal(label, isShown);
   }
 
+  #asksHow({ message }) { return message ? 'asks_for' : 'asks'; }
+
   #drawAsk(asked) {
     const parts = this.#parts, isNew = asked && !asked.answer;
     if (asked?.id !== this.#asked) [this.#asked, parts.word.value] = [asked?.id, ''];   // these words were for somebody else
     parts.asks.dataset.kind = isNew ? 'warn' : asked ? 'info' : '';
-    put(parts.asksSays, asked ? say(this, isNew ? 'asks' : 'promised', asked) : '');
+    put(parts.asksSays, asked ? say(this, isNew ? this.#asksHow(asked) : 'promised', asked) : '');
     this.#drawLine('word', Boolean(isNew));
     for (const name of OF_ASK) {
       put(parts[name], say(this, name));
