@@ -1230,8 +1230,15 @@ class PageLock {
     if (!REFUSALS.includes(status)) return false;
     if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
     else if (status === 401 || body.state === 'lost') this.#lose(lossIn({ status, body }));
+    else if (status === 412 && !body.code && this.version) await this.#compare();   // perhaps a page of the application
     else await this.check();   // it may be a conflict of the application itself
     return true;
+  }
+
+  async #compare() {
+    const { body } = await request('GET', `${this.url}?shown=${this.version}`, PROMISED.state);
+    if (body.current === false) this.#tell('stale', { version: body.version });
+    else await this.check();
   }
 
   // After a save whose answer names no version, the version is not known.

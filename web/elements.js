@@ -423,7 +423,7 @@ class Editing {
     const { lock } = this, { state, token, lost, ending } = lock;
     const unsaved = this.hasUnsaved && ['unsaved'], trouble = this.#trouble();
     if (token) {
-      if (this.stale !== null) return { kind: 'warn', says: ['stale'], more: ending ? [ending.why, ending] : unsaved, does: this.stale ? ['stored', 'replace'] : ['stored'] };
+      if (this.stale !== null) return { kind: 'warn', says: ['stale'], more: ending ? [ending.why, ending] : unsaved, does: this.stale && this.hasUnsaved ? ['stored', 'replace'] : ['stored'] };
       if (ending) return { kind: 'warn', says: [ending.why, ending], does: ending.canExtend ? ['extend'] : [] };
       if (trouble) return { kind: 'warn', says: trouble, more: ['until', { until: new Date(lock.expiresAt) }] };
       if (this.#isNews) return { kind: 'info', says: ['granted'], more: !this.#isKept && ['unkept'] };

@@ -761,7 +761,7 @@ async fn a_stream_that_is_silent_or_was_open_during_a_sleep_is_opened_anew_in_wh
                 &second,
                 &format!(
                     "let said = ''; \
-                     new BroadcastChannel('doclock-feed2:/locks').onmessage = ({{ data }}) => {{ said += data.type; }}; \
+                     new BroadcastChannel('doclock-feed3:/locks').onmessage = ({{ data }}) => {{ said += data.type; }}; \
                      {clock}; \
                      await until(() => said.includes('{said}'))"
                 ),
