@@ -125,9 +125,9 @@ pub enum LockError {
         key: LockKey,
     },
 
-    /// The ask that was to be answered or repeated is gone: its asker has left or asks for something else now, or the lock has
+    /// The ask that was to be answered or repeated is gone: its asker has left or has sent another text, or the lock has
     /// another holder. (404)
-    #[error("nobody asks this for {key} any more: look at the lock again")]
+    #[error("this ask for {key} is gone: look at the lock again")]
     NoSuchAsk {
         /// The document.
         key: LockKey,

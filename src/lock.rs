@@ -330,7 +330,7 @@ pub struct Lock {
     /// When the lock ends although it is renewed, at its [`max_hold`](crate::LockManagerBuilder::max_hold), by the same
     /// clock. `None` if it has no such end.
     pub ends_at: Option<Instant>,
-    /// What others ask its holder, the first ask first: at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
+    /// The asks for it, the first one first: at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
     pub asks: Vec<Ask>,
 }
 
@@ -347,7 +347,7 @@ impl Lock {
     }
 }
 
-/// Somebody asks the holder of a lock for the document. This changes neither the lock nor the order of its waiters.
+/// A request to the holder of a lock for the document. It changes neither the lock nor the order of its waiters.
 ///
 /// An ask stands in the record of the lock, and goes with the lock. It also goes 90 s after its asker has last repeated it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -356,9 +356,9 @@ pub struct Ask {
     pub id: Uuid,
     /// The session that asks. Never shown to anybody.
     pub aid: Aid,
-    /// Who asks.
+    /// The asker.
     pub by: Holder,
-    /// What for, in one line of at most [`MAX_ASK_BYTES`].
+    /// The reason, in one line of at most [`MAX_ASK_BYTES`]; perhaps empty.
     pub message: String,
     /// When, by the store's clock.
     pub at: SystemTime,

@@ -168,7 +168,7 @@ pub enum Ability {
     Fenced,
     /// The locks of closed pages expire early: [`Locks::expire_in`].
     Pages,
-    /// Keeps what others ask the holder: [`Locks::ask`].
+    /// Keeps asks for locks: [`Locks::ask`].
     Asks,
     /// Confirms a lock by one read: [`Locks::confirm`].
     Confirm,

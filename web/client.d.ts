@@ -66,12 +66,12 @@ export interface Save {
   version: string | null;
 }
 
-/** What somebody asks the holder of a lock. */
+/** A request to the holder of a lock for the document. */
 export interface Ask {
   id: string;
-  /** The person who asks. For display only. */
+  /** The asker. For display only. */
   by: string;
-  /** What for: one line, perhaps empty. */
+  /** The reason: one line, perhaps empty. */
   message: string;
   at: Date;
   /** `soon`: the holder will release the lock; `no`: not now. `null`: no answer yet. */
@@ -80,7 +80,7 @@ export interface Ask {
   reply: string;
 }
 
-/** What this page asks. */
+/** The ask of this page. */
 export interface OwnAsk extends Ask {
   /** How many others were known to wait or to have asked before, at least. */
   ahead: number;
@@ -193,7 +193,7 @@ export interface Options {
   onending?(ending: Ending, lock: DocLock): void;
   /** Somebody asks for the lock of this page. See `asks` for all. */
   onasked?(ask: Ask, lock: DocLock): void;
-  /** The holder answers what this page asks. */
+  /** The holder answers the ask of this page. */
   onanswered?(ask: OwnAsk, lock: DocLock): void;
   /** Nobody holds the lock; also called when the page learns this for the first time. */
   onfree?(lock: DocLock): void;
@@ -309,9 +309,9 @@ export class DocLock extends EventTarget {
   readonly current: boolean | null;
   /** The end of the lock that comes soon; `null` if none does. */
   readonly ending: Ending | null;
-  /** What others ask this page while it has the lock, at most 8, the first one first. */
+  /** The asks for the lock of this page, at most 8, the first one first. */
   readonly asks: readonly Ask[];
-  /** What this page asks while another person has the lock; `null` if it asks nothing. */
+  /** The ask of this page, while another person has the lock; `null` if there is none. */
   readonly asking: OwnAsk | null;
   /** Why the server has refused the latest `ask` or `answer`; `null` once another holder is known. */
   readonly askProblem: Problem | null;
@@ -360,9 +360,9 @@ export class DocLock extends EventTarget {
    */
   wait(): void;
   /**
-   * Waits as `wait` does, and asks the holder for the document, in at most 500 bytes: asking changes no order. What is asked goes
-   * when the wait ends, with the lock of that holder, or when this page is left. Resolves with `null` if nothing is asked: nobody held
-   * the lock, or see `askProblem`. Never rejects.
+   * Waits as `wait` does, and asks the holder for the document, in at most 500 bytes: asking changes no order. The ask ends
+   * with the wait, with the lock of that holder, and when this page is left. Resolves with `null` if no ask stands: nobody held the
+   * lock, or see `askProblem`. Never rejects.
    */
   ask(message?: string): Promise<OwnAsk | null>;
   /**

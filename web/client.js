@@ -25,8 +25,8 @@ const SILENT_MS = 25_000;        // a stream without an event for this long is d
 const ASK_MS = 2_000;            // between two requests for a lock because the person types
 const WARN_MS = [60_000, 20_000]; // before an end, by default and at least (WCAG 2.2.1)
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'asked', 'answered', 'resync', 'beat'];
-const SILENCE_MS = 60_000;       // after this time without an answer, whoever has asked is told
-const REPEAT_MS = 30_000;        // between two repetitions of what is asked, which the server forgets after 90 s
+const SILENCE_MS = 60_000;       // after this time without an answer, the asker is told
+const REPEAT_MS = 30_000;        // between two repetitions of an ask, which the server forgets after 90 s
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
@@ -141,8 +141,7 @@ const PROMISED = {
   states: ({ body }) => Array.isArray(body.locks),
   asked: ({ body }) => typeof body.ask === 'string',
   beat: ({ body }) => Array.isArray(body.held) && Array.isArray(body.lost),
-  release: ({ status }) => status === 204,
-  answer: ({ status }) => status === 204,
+  nothing: ({ status }) => status === 204,
 };
 const ANOTHER_PAGE = {
   status: 401, code: 'login_required', title: 'Login required',
@@ -230,7 +229,7 @@ function bare(url) {
 // How far the clock of this page is ahead of the server's. `Date` has seconds only.
 const skewOf = date => Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;
 
-/** What somebody asks, as the page sees it. */
+/** An ask, as the page sees it. */
 function askIn({ date }, { ask: id, by, message, at, answer = null, reply = '' }) {
   return Object.freeze({ id, by, message, at: new Date(Date.parse(at) + skewOf(date)), answer, reply });
 }
@@ -707,8 +706,8 @@ const NOTHING = Object.freeze([]);
 class PageLock {
   url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; frozen = null; lost = null;
   waiting = false; token = null; ending = null; warnMs = 0;
-  asks = NOTHING;        // of others, while this page has the lock
-  asking = null;         // what this page asks, while another person has the lock
+  asks = NOTHING;        // the asks of others, while this page has the lock
+  asking = null;         // the ask of this page, while another person has the lock
   askProblem = null;     // why the server has refused to ask or to answer
   version = undefined;   // of the document, as this page shows it; `undefined` if this page names no versions
   current = null;        // whether the document still had this version when the lock was granted
@@ -819,7 +818,7 @@ class PageLock {
 
   // -- asking the holder, and answering
 
-  /** What a page asks belongs to its wait, and ends with it. */
+  /** An ask belongs to the wait of its page, and ends with it. */
   async askHolder(message, by, waitIdleMs) {
     if (this.token) return null;
     this.wait(by, waitIdleMs);
@@ -833,7 +832,7 @@ class PageLock {
       if (this.#line !== line) return null;
       this.askProblem = null;
       const answer = await request('POST', this.url + '/ask', PROMISED.asked, { body, person: this.#personAt(this.url) });
-      if (this.#line !== line) return null;   // whoever has ended the wait withdraws what is asked, after this request
+      if (this.#line !== line) return null;   // the end of the wait has withdrawn the ask, after this request
       const { code } = answer.body, isOfPerson = this.#isOfPerson(answer);
       if (answer.ok && isOfPerson) this.#isAsking(answer, answer.body);
       else if (code === 'no_such_ask') this.asking = null;   // it has gone with the lock
@@ -863,8 +862,8 @@ class PageLock {
 
   #withdraw() {
     this.asking = null;
-    const body = {}, withdraw = () => request('POST', this.url + '/withdraw', PROMISED.answer, { body, keepalive: true });
-    inOrder(this.url + '/ask', withdraw);
+    const options = { body: {}, person: this.#personAt(this.url), keepalive: true };
+    inOrder(this.url + '/ask', () => request('POST', this.url + '/withdraw', PROMISED.nothing, options));
   }
 
   #hearAsks(answer, asks) {
@@ -879,7 +878,7 @@ class PageLock {
   async answer(id, answer, message) {
     this.#need();
     const body = { ask: id, answer, message }, url = `${this.url}/answer?lock_token=${this.token}`;
-    const told = await request('POST', url, PROMISED.answer, { body, person: this.#personAt(this.url) });
+    const told = await request('POST', url, PROMISED.nothing, { body, person: this.#personAt(this.url) });
     const isGone = told.body.code === 'no_such_ask', of = ask => ask.id === id;
     if (told.ok) this.asks = Object.freeze(this.asks.map(it => of(it) ? Object.freeze({ ...it, answer, reply: message }) : it));
     if (isGone) this.asks = Object.freeze(this.asks.filter(it => !of(it)));
@@ -910,7 +909,7 @@ class PageLock {
     if (isNeeded) return;   // and released by its new keeper
     const url = this.url + '/release';
     PageLock.#unheard.set(body, url);
-    const answer = await request('POST', url, PROMISED.release, { body, keepalive: true });
+    const answer = await request('POST', url, PROMISED.nothing, { body, keepalive: true });
     this.#api.feed.hint(this.key);
     const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
     if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
@@ -1039,13 +1038,15 @@ class PageLock {
   #disown() {
     const { locks } = this.#api;
     this.#keepers.clear();
+    this.#line = this.asking = null;   // nothing is to be withdrawn for the next person
+    this.waiting = false;
     if (this.token) this.#giveBack(this.token);
     if (this.lost) this.lost.kind = 'person_changed';
     if (locks.get(this.#name) === this) locks.delete(this.#name);
     locks.set(this.#name = this, this);
   }
 
-  #giveBack(token) { request('POST', this.url + '/release', PROMISED.release, { body: { token }, keepalive: true }); }
+  #giveBack(token) { request('POST', this.url + '/release', PROMISED.nothing, { body: { token }, keepalive: true }); }
 
   // -- looking further
 

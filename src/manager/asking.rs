@@ -13,7 +13,7 @@ use crate::{
     store::{Acquisition, Answered, Asked, LastEnd},
 };
 
-/// How often a person may ask in a minute, repetitions included, which pages send every 30 to 55 s.
+/// How often a person may ask in a minute, repetitions included: a page that waits sends one every 30 to 55 s.
 const A_MINUTE: u32 = 30;
 
 impl Parts {
@@ -73,7 +73,7 @@ impl Parts {
         }
     }
 
-    /// Withdraws what this person asks. It is no error if there is nothing.
+    /// Withdraws the ask of this person. It is no error if there is none.
     pub(crate) async fn withdraw(
         &self,
         key: &LockKey,
@@ -90,7 +90,7 @@ impl Parts {
         withdrawn.await
     }
 
-    /// Leaves out what sessions ask that have ended. Costs one read if there is any ask, and none otherwise. If the store
+    /// Leaves out the asks of sessions that have ended. Costs one read if there is any ask, and none otherwise. If the store
     /// does not answer, the asks stay.
     pub(crate) async fn leave_out_ended_askers(&self, locks: &mut [Lock], until: Instant) {
         let asks = locks.iter().flat_map(|lock| &lock.asks);

@@ -26,7 +26,7 @@ use crate::{
     version::Version,
 };
 
-/// When a guard looks again what is asked, if the store has not answered.
+/// When a guard reads the asks again, if the store has not answered.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A lock that is held as long as this value lives. Made by [`LockManager::acquire`](crate::LockManager::acquire) and by a
@@ -133,8 +133,10 @@ impl LockGuard {
         let mut events = LockEvents::of(&self.parts);
         loop {
             let event = events.next().await?;
-            if !matches!(&*event, LockEvent::Resync | LockEvent::Asked(..)) {
-                continue;
+            match &*event {
+                LockEvent::Resync => {}
+                LockEvent::Asked(lock, _) if lock.token == Some(self.held.token) => {}
+                _ => continue,
             }
             let asks = loop {
                 match self.asks().await {
@@ -152,7 +154,7 @@ impl LockGuard {
         }
     }
 
-    /// What is asked for the lock at this moment; nothing if it is gone.
+    /// The asks for the lock at this moment; none if the lock is gone.
     async fn asks(&self) -> Result<Vec<Ask>> {
         let until = self.parts.verbs.until();
         let lock = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until).await?;
@@ -165,7 +167,7 @@ impl LockGuard {
     /// Answers an ask. The asker's page shows the answer.
     ///
     /// # Errors
-    /// [`LockError::NoSuchAsk`] if the asker has left or asks for something else now. [`LockError::Lost`] if the lock is gone.
+    /// [`LockError::NoSuchAsk`] if the asker has left or has sent another text. [`LockError::Lost`] if the lock is gone.
     /// [`LockError::Store`].
     ///
     /// # Cancel safety

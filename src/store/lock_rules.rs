@@ -81,7 +81,7 @@ pub(in crate::store) struct Grant {
     pub(in crate::store) again: bool,
     /// The acquisition that was broken or taken over, and by whom.
     pub(in crate::store) taken: Option<(LockToken, TakenBy)>,
-    /// What others ask its holder. Only an exclusive grant has asks.
+    /// The asks for it. Only an exclusive grant has asks.
     pub(in crate::store) asks: Vec<StandingAsk>,
 }
 

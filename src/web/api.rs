@@ -61,8 +61,8 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
-/// | `POST /{collection}/{id}/ask` | 202, what is asked, and `ahead`; 409 `free` or `nobody_hears`; 429 `too_many_asks` |
-/// | `DELETE /{collection}/{id}/ask`, `POST /{collection}/{id}/withdraw` | 204, also if nothing was asked |
+/// | `POST /{collection}/{id}/ask` | 202, the ask, and `ahead`; 409 `free` or `nobody_hears`; 429 `too_many_asks` |
+/// | `DELETE /{collection}/{id}/ask`, `POST /{collection}/{id}/withdraw` | 204, also if there was no ask |
 /// | `POST /{collection}/{id}/answer` | 204, by the holder with its `Lock-Token`; 404 `no_such_ask` |
 /// | `POST /{collection}/{id}/break`, `POST /break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::limits::Limits::event_streams) streams |

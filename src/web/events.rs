@@ -192,7 +192,7 @@ impl Listener {
         Some(message)
     }
 
-    /// False for what somebody else asks or is answered.
+    /// False for the asks and answers of other people.
     fn concerns(&self, event: &LockEvent) -> bool {
         let user = self.permissions.person.as_ref().and_then(|person| person.id());
         match event {

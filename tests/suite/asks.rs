@@ -1,18 +1,30 @@
 //! Asks on records of MongoDB, which several servers and other programs write.
 
-use std::time::SystemTime;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, SystemTime},
+};
 
 use actix_doclock::store::verbs::*;
-use actix_doclock::{Aid, Ask, Holder, limits, store::Asked};
+use actix_doclock::{
+    Aid, Answer, Ask, Holder, LockEvent, LockManager, MemoryStore, Mode, MongoStore,
+    StoreErrorKind, Wait, limits,
+    store::{Asked, Rules},
+};
 use futures_util::future::join_all;
-use mongodb::bson::{Bson, DateTime, doc};
+use mongodb::{
+    bson::{Bson, DateTime, Document, doc},
+    error::Error,
+};
 use uuid::Uuid;
 
 use crate::rig::{
     self,
-    app::{App, key, lock_records, record},
+    app::{App, TTL, WorkItem, key, lock_records, record},
+    faulty::Faulty,
     mongod,
 };
+use crate::shared::claim;
 use doclock_conformance::Shorthand;
 
 fn ask(aid: &Aid) -> Ask {
@@ -66,4 +78,100 @@ async fn asks_that_another_program_has_written_do_no_harm() {
         store.release(&key, &alice, lock.token.unwrap(), lock.mode).await.unwrap();
         assert_eq!(record(&database, &key).await, None, "{odd}");
     }
+}
+
+const SOON: Duration = Duration::from_secs(120);
+
+#[tokio::test]
+async fn a_job_hears_what_was_asked_while_it_did_not_reach_the_database() {
+    let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
+    let job = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let asked = async { tokio::time::timeout(SOON, job.asked()).await.expect("heard") };
+    let outage = async {
+        faulty.proxy.cut();
+        let ask = ask(&Aid::new());
+        faulty.other.store.ask(&key("a"), &ask, false, Deadline::NONE).await.unwrap();
+        // A read fails meanwhile.
+        while faulty.app.locks.inspect(&key("a")).await.is_ok() {}
+        faulty.proxy.heal();
+        ask
+    };
+    let (heard, ask) = tokio::join!(asked, outage);
+    assert_eq!(heard.expect("no shutdown").id, ask.id);
+}
+
+#[tokio::test]
+async fn an_ask_and_an_answer_are_the_same_although_their_replies_were_lost() {
+    let faulty = Faulty::new().await;
+    let job = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let ask = ask(&Aid::new());
+    faulty.proxy.drop_reply_to("update");
+    let stands = loop {
+        match faulty.app.store.ask(&key("a"), &ask, false, Deadline::NONE).await {
+            Ok(Asked::Stands { ask, .. }) => break ask,
+            Err(e) if e.kind() == StoreErrorKind::Unavailable => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(stands.id, ask.id);
+    faulty.proxy.drop_reply_to("update");
+    let soon = Answer::Soon("in a minute".to_owned());
+    job.answer(&ask, soon.clone()).await.unwrap();
+    let lock = faulty.other.locks.inspect(&key("a")).await.unwrap().unwrap();
+    let answers: Vec<_> = lock.asks.iter().map(|it| (it.id, it.answer.clone())).collect();
+    assert_eq!(answers, [(ask.id, Some(soon))]);
+    assert_eq!(faulty.proxy.fired(), 2);
+}
+
+#[tokio::test]
+async fn a_repetition_of_an_ask_disturbs_no_transaction_of_its_holder() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::on(&database).await;
+    let job = app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let (ask, runs) = (ask(&Aid::new()), AtomicUsize::new(0));
+    app.store.ask(&key("a"), &ask, false, Deadline::NONE).await.unwrap();
+    let entries = database.collection::<Document>("entry");
+    let held = [job.held()];
+    let done = app.store.transaction(&held, async |session| -> Result<_, Error> {
+        runs.fetch_add(1, Ordering::Relaxed);
+        entries.insert_one(doc! {}).session(session).await?;
+        for again in [true, false] {
+            app.store.ask(&key("a"), &ask, again, Deadline::NONE).await.expect("it stands");
+        }
+        Ok(())
+    });
+    done.await.unwrap();
+    assert_eq!(runs.into_inner(), 1);
+}
+
+#[tokio::test]
+async fn an_ask_that_the_subscribers_see_together_with_its_lock_is_told() {
+    let store = MemoryStore::new();
+    let locks = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let mut events = locks.events();
+    let mut next = async || tokio::time::timeout(SOON, events.next()).await.unwrap().unwrap();
+    // The second one says that the changes are followed.
+    for _ in 0..2 {
+        assert!(matches!(*next().await, LockEvent::Resync));
+    }
+    // The task of the events does not run in between.
+    let (claim, ask) = (claim(Mode::Exclusive), ask(&Aid::new()));
+    let _granted = store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap();
+    store.ask(&key("a"), &ask, false, Deadline::NONE).await.unwrap();
+    assert!(matches!(*next().await, LockEvent::Acquired(_)));
+    assert!(matches!(&*next().await, LockEvent::Asked(_, it) if it.id == ask.id));
+}
+
+#[tokio::test]
+async fn a_record_that_stays_for_its_fence_keeps_no_asks() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let store = MongoStore::new(&database);
+    store.prepare("workitem", &Rules::new(TTL).fenced(), Deadline::NONE).await.unwrap();
+    let claim = claim(Mode::Exclusive);
+    let _granted = store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap();
+    store.ask(&key("a"), &ask(&Aid::new()), false, Deadline::NONE).await.unwrap();
+    store.release(&key("a"), &claim.aid, claim.token, claim.mode).await.unwrap();
+    let left = record(&database, &key("a")).await.expect("the fence stays");
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["_id", "fence"]);
 }

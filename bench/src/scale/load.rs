@@ -32,9 +32,9 @@ const CLICK: Duration = Duration::from_secs(120);
 const SAVE: Duration = Duration::from_secs(180);
 /// A look at the document of another person, which is refused.
 const VISIT: Duration = Duration::from_secs(600);
-/// How often whoever asks for a document says so again.
+/// The pause between two repetitions of an ask.
 const ASK: Duration = Duration::from_secs(30);
-/// One of so many people is asked for the document.
+/// One of so many people has an asker.
 const ASKED: usize = 100;
 const STAY: Duration = Duration::from_secs(600);
 /// How many requests are under way at most. A heartbeat waits up to half a second for the round of renewals.
@@ -242,7 +242,7 @@ fn names_versions(minute: u64) -> bool {
     minute % 2 == 0
 }
 
-/// In two of four minutes, one of a hundred people is asked for the document.
+/// In two of four minutes, one of a hundred people has an asker.
 fn has_asks(minute: u64) -> bool {
     minute % 4 / 2 == 1
 }
@@ -390,7 +390,7 @@ fn first(random: &mut Random, time: Duration) -> Duration {
     time * random.below(1_000) as u32 / 1_000
 }
 
-/// Somebody who asks this person, and the next ones, for the document.
+/// An asker of this person, and of the next ones.
 async fn asks(world: Rc<World>, slot: usize, mut over: watch::Receiver<bool>) {
     let mut asker = Person::new(&world.site, site::name(2 * world.people + slot));
     // A session of its own, with an aid: other visitors count together.

@@ -74,7 +74,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const READERS_AT_ONCE: usize = 64;
 /// How many queues one event calls: while it lasts, all other requests wait.
 const QUEUES_AT_ONCE: usize = 64;
-/// Of how many waiters whoever asks a holder is told.
+/// How many waiters before an asker, and how many behind it, are counted.
 const MOST_TOLD: usize = 100;
 /// How long a waiter whose request has ended keeps its place: its next request gets the old number. An HTTP request cannot
 /// wait for as long as a person does; `client.js` and `web/problem.rs` ask again in time.

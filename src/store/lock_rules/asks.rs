@@ -1,4 +1,4 @@
-//! The rules for what others ask the holder of a lock. They change nothing else.
+//! The rules for the asks for a lock. They change nothing but the asks.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// How long an ask stands after its asker has last repeated it: a page that waits repeats it about every 40 s.
+/// How long an ask stands after its asker has last repeated it: a page that waits repeats it every 30 to 55 s.
 const LEASE: Duration = Duration::from_secs(90);
 /// A repetition changes nothing while more than this is left: other writes of the record need not wait for it.
 const ENOUGH: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What others ask the holder of a lock.
+//! The asks for a lock.
 
 use uuid::Uuid;
 
@@ -12,16 +12,16 @@ use crate::{
     },
 };
 
-/// A step that may find what an earlier attempt has written: then it writes nothing, as for all other answers that change
-/// nothing.
-fn told<T>(answer: T) -> Decided<T> {
-    Decided { answer, is_promise: false }
-}
-
+// Each of these is a step: see there for the answers of its commands. A repeated attempt finds what the earlier one has
+// written.
 impl Call<'_> {
     pub(super) async fn ask(&self, key: &LockKey, ask: &Ask, again: bool) -> Result<Asked> {
         let ask = ask.clone();
-        let rule = move |record: &mut Record, moment: Moment| told(record.ask(&ask, again, moment));
+        let rule = move |record: &mut Record, moment: Moment| {
+            let answer = record.ask(&ask, again, moment);
+            let is_promise = matches!(answer, Asked::Stands { .. });
+            Decided { answer, is_promise }
+        };
         self.step(key.id(), Purpose::Other, rule).await
     }
 
@@ -33,7 +33,8 @@ impl Call<'_> {
     ) -> Result<Answered> {
         let (it, answer) = (held.clone(), answer.clone());
         let rule = move |record: &mut Record, moment: Moment| {
-            told(record.answer(&it, ask, &answer, moment.now))
+            let answer = record.answer(&it, ask, &answer, moment.now);
+            Decided { answer, is_promise: answer == Answered::Told }
         };
         self.step(held.key.id(), Purpose::Other, rule).await
     }
@@ -47,7 +48,8 @@ impl Call<'_> {
         let (aid, user) = (aid.clone(), user.map(str::to_owned));
         let rule = move |record: &mut Record, _| {
             record.withdraw(&aid, user.as_deref());
-            told(())
+            // A failover may bring the ask back, for 90 s.
+            Decided { answer: (), is_promise: false }
         };
         self.step(key.id(), Purpose::Other, rule).await
     }

@@ -13,7 +13,7 @@ use crate::{
         access::Access,
         api::{Body, allowed, bad_request, form, key},
         format::{AskBody, Current},
-        request::{Locks, RequestLocks},
+        request::Locks,
         same_site::SameSite,
     },
 };
@@ -103,11 +103,11 @@ struct WithdrawForm {
 
 pub(super) async fn withdraw(
     _: SameSite,
+    Locks(locks): Locks,
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    // A page that may no longer lock the document, or that was opened for another person, may still withdraw.
-    let locks = RequestLocks::of_any_page(&req)?;
+    // Whoever may no longer lock the document may still withdraw.
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let call = form::read::<WithdrawForm>(&req, body)?;

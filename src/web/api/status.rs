@@ -40,7 +40,7 @@ pub(super) struct StateBody {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     may_take_over: Option<bool>,
-    /// What this person asks the holder.
+    /// The ask of this person.
     #[serde(skip_serializing_if = "Option::is_none")]
     ask: Option<AskBody>,
     /// The freeze, if no new lock is granted at the moment.

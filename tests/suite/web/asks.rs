@@ -1,5 +1,7 @@
 //! Asking the holder of a lock for it: over HTTP, by events, and of a job.
 
+use std::rc::Rc;
+
 use actix_doclock::{Actor, Aid, Ask, LockEvent, Named, web::Access};
 use serde_json::json;
 use tokio::time::timeout;
@@ -27,7 +29,7 @@ where
         self.send(request.insert_header(("lock-token", token)).set_json(body)).await
     }
 
-    /// What others ask this session, as its heartbeat says.
+    /// The asks for the lock of this session, as its heartbeat says.
     async fn hears(&self) -> Vec<Value> {
         let held = self.post("/locks/heartbeat").await.json();
         held["held"][0]["asks"].as_array().unwrap_or_else(|| panic!("{held}")).clone()
@@ -268,11 +270,34 @@ async fn a_page_of_another_site_cannot_ask_or_answer() {
 }
 
 #[actix_web::test]
+async fn a_page_of_the_person_before_withdraws_nothing_of_the_next_one() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let browser = Browser::logged_in(&app, "bob").await;
+    alice.post("/locks/note/a").await.token();
+    let page = browser.request(Method::GET, "/locks/note/a").insert_header(("doclock-page", ONE));
+    let bob = browser.send(page).await.header("doclock-person").unwrap().to_owned();
+    browser.post("/switch/carol").await;
+    browser.asks("of carol").await;
+    for method in [Method::POST, Method::DELETE] {
+        let path = if method == Method::POST { "withdraw" } else { "ask" };
+        let old = browser.request(method, &format!("/locks/note/a/{path}"));
+        let old = browser.send(old.insert_header(("doclock-person", bob.as_str()))).await;
+        assert_eq!(old.problem(409)["code"], "person_changed");
+    }
+    assert_eq!(alice.hears().await[0]["message"], "of carol");
+}
+
+#[actix_web::test]
 async fn whoever_may_not_lock_a_document_cannot_ask_for_it() {
     let (locks, _) = embedded().await;
+    let looks_only: Rc<RefCell<Vec<&str>>> = Rc::new(vec!["bob"].into());
+    let these = Rc::clone(&looks_only);
     let app = serve_with(&locks, |wrap| {
-        wrap.access_policy(async |person: Option<Actor>, _: LockKey, access| {
-            access == Access::Look || person.is_some_and(|it| it.label != "bob")
+        wrap.access_policy(async move |person: Option<Actor>, _: LockKey, access| {
+            let may_lock = |it: &Actor| !these.borrow().contains(&it.label.as_str());
+            access == Access::Look || person.as_ref().is_some_and(may_lock)
         })
     })
     .await;
@@ -282,6 +307,10 @@ async fn whoever_may_not_lock_a_document_cannot_ask_for_it() {
     assert_eq!(bob.asks("x").await.problem(404)["code"], "not_found");
     assert_eq!(Browser::new(&app).asks("x").await.problem(401)["code"], "login_required");
     alice.may_hear_nothing().await;
+    Browser::logged_in(&app, "carol").await.asks("for carol").await;
+    looks_only.borrow_mut().push("alice");
+    let own = alice.get("/locks").await.json();
+    assert_eq!((&own[0]["token"], &own[0]["asks"]), (&Value::Null, &json!([])), "{own}");
 }
 
 #[actix_web::test]
@@ -345,7 +374,7 @@ async fn a_job_hears_each_ask_once_and_answers() {
     bob.asks("second").await;
     let second = hears().await;
     assert_eq!(second.message, "second");
-    job.answer(&second, actix_doclock::Answer::Soon("at 3".to_owned())).await.unwrap();
+    job.answer(&second, actix_doclock::Answer::Soon("at\n3 \u{202e}".to_owned())).await.unwrap();
     assert_eq!(bob.get("/locks/note/a").await.json()["ask"]["reply"], "at 3");
     let old = job.answer(&heard, actix_doclock::Answer::No(String::new())).await;
     assert!(matches!(old, Err(LockError::NoSuchAsk { .. })), "{old:?}");

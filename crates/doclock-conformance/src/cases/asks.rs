@@ -1,4 +1,4 @@
-//! What others ask the holder of a lock.
+//! Asks for locks.
 
 use super::*;
 use actix_doclock::{
@@ -44,7 +44,7 @@ impl<S: Subject> Steps<S> {
         }
     }
 
-    /// A page that waits says once more what it asks.
+    /// The ask is repeated.
     async fn repeats(&self, id: &str, ask: &Ask) -> Asked {
         self.ask(&key(id), ask, true, NONE).await.unwrap()
     }
@@ -53,7 +53,7 @@ impl<S: Subject> Steps<S> {
         self.answer(&acquisition(held), ask, &soon(), NONE).await.unwrap()
     }
 
-    /// What is asked for the document at this moment.
+    /// The asks for the document at this moment.
     async fn asked_for(&self, id: &str) -> Vec<Ask> {
         self.lock_on(id).await.expect("a lock").asks
     }
@@ -132,7 +132,7 @@ cases! {
         assert_eq!(store.stands("a", &ask(bob, "x")).await.1, limits::MAX_ASKS - 1);
     }
 
-    async fn eight_of_many_who_ask_at_once_are_heard(store, alice) {
+    async fn of_many_simultaneous_asks_eight_stand(store, alice) {
         store.granted("a", alice).await;
         let asked = at_once(12, async |_| store.asks_for("a", &ask(&Aid::new(), "x")).await);
         let stand = asked.iter().filter(|it| matches!(it, Asked::Stands { .. })).count();
