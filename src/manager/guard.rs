@@ -132,8 +132,7 @@ impl LockGuard {
     pub async fn asked(&self) -> Option<Ask> {
         let mut events = LockEvents::of(&self.parts);
         loop {
-            let event = events.next().await?;
-            match &*event {
+            match &*events.next().await? {
                 LockEvent::Resync => {}
                 LockEvent::Asked(lock, _) if lock.token == Some(self.held.token) => {}
                 _ => continue,
@@ -158,10 +157,9 @@ impl LockGuard {
     async fn asks(&self) -> Result<Vec<Ask>> {
         let until = self.parts.verbs.until();
         let lock = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until).await?;
-        let mut ours: Vec<_> =
-            lock.into_iter().filter(|lock| lock.token == Some(self.held.token)).collect();
-        self.parts.leave_out_ended_askers(&mut ours, until).await;
-        Ok(ours.into_iter().flat_map(|lock| lock.asks).collect())
+        let mut own = lock.filter(|lock| lock.token == Some(self.held.token));
+        self.parts.leave_out_ended_askers(own.as_mut_slice(), until).await;
+        Ok(own.map(|lock| lock.asks).unwrap_or_default())
     }
 
     /// Answers an ask. The asker's page shows the answer.

@@ -18,9 +18,7 @@ impl Call<'_> {
     pub(super) async fn ask(&self, key: &LockKey, ask: &Ask, again: bool) -> Result<Asked> {
         let ask = ask.clone();
         let rule = move |record: &mut Record, moment: Moment| {
-            let answer = record.ask(&ask, again, moment);
-            let is_promise = matches!(answer, Asked::Stands { .. });
-            Decided { answer, is_promise }
+            Decided::promise(record.ask(&ask, again, moment))
         };
         self.step(key.id(), Purpose::Other, rule).await
     }
@@ -33,8 +31,7 @@ impl Call<'_> {
     ) -> Result<Answered> {
         let (it, answer) = (held.clone(), answer.clone());
         let rule = move |record: &mut Record, moment: Moment| {
-            let answer = record.answer(&it, ask, &answer, moment.now);
-            Decided { answer, is_promise: answer == Answered::Told }
+            Decided::promise(record.answer(&it, ask, &answer, moment.now))
         };
         self.step(held.key.id(), Purpose::Other, rule).await
     }
@@ -48,8 +45,7 @@ impl Call<'_> {
         let (aid, user) = (aid.clone(), user.map(str::to_owned));
         let rule = move |record: &mut Record, _| {
             record.withdraw(&aid, user.as_deref());
-            // A failover may bring the ask back, for 90 s.
-            Decided { answer: (), is_promise: false }
+            Decided::promise(())
         };
         self.step(key.id(), Purpose::Other, rule).await
     }

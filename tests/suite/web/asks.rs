@@ -346,18 +346,18 @@ async fn only_the_holder_is_told_of_an_ask_and_only_the_asker_of_the_answer() {
 }
 
 #[actix_web::test]
-async fn a_session_without_an_aid_gets_one_to_hear_the_answer() {
+async fn a_session_without_an_aid_gets_one_with_its_first_ask_and_by_no_refused_one() {
     let (locks, _) = embedded().await;
-    let app = serve_with_cookies(&locks).await;
-    let (alice, bob) =
-        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let app = serve_with(&locks, |wrap| wrap.identify(|_| Some(Actor::new("anybody")))).await;
+    let (alice, bob) = (Browser::new(&app), Browser::new(&app));
+    bob.asks("nobody has it").await.problem(409);
+    assert!(!bob.has_cookie());
     alice.post("/locks/note/a").await.token();
-    bob.post("/forget").await;
     assert_eq!(bob.asks("x").await.status, 202);
-    let lock = locks.inspect(&key("a")).await.unwrap().unwrap();
+    assert_eq!(bob.get("/locks/note/a").await.json()["ask"]["message"], "x", "its next request");
     bob.post("/locks/note/b").await.token();
-    let of_bob = locks.inspect(&key("b")).await.unwrap().unwrap();
-    assert_eq!(lock.asks[0].aid, of_bob.aid, "the session keeps the aid");
+    let lock = async |id| locks.inspect(&key(id)).await.unwrap().unwrap();
+    assert_eq!(lock("a").await.asks[0].aid, lock("b").await.aid);
 }
 
 #[actix_web::test]
