@@ -8,7 +8,9 @@ export const texts: Record<string, Record<string, string>>;
 /** Locks the document of the form in it. See the guide for the attributes. */
 export interface DocLockForm extends HTMLElement {
   /** `null` until there is a form. */
-  readonly lock: DocLock | null;
+  get lock(): DocLock | null;
+  /** The attribute `lock`, for frameworks that write attributes as properties. */
+  set lock(url: string | null | undefined);
 }
 
 declare global {

@@ -545,6 +545,8 @@ class DocLockForm extends Base {
 
   /** The lock; `null` until there is a form. */
   get lock() { return this.#editing?.lock ?? null; }
+  /** Frameworks write attributes as properties. */
+  set lock(url) { url == null ? this.removeAttribute('lock') : this.setAttribute('lock', url); }
 
   // An element that is moved is removed and put back at once; it keeps its lock.
   connectedCallback() {

@@ -119,20 +119,26 @@ function defaultOf(field) {
 
 const hasDefault = field => field.defaultValue || field.defaultChecked || [...field.options ?? []].some(it => it.defaultSelected);
 
+/** As the browser does when a person types: React hears of no value that a script writes by the property of the field itself. */
+const puts = (field, name, value) => Reflect.set(Object.getPrototypeOf(field), name, value, field);
+
 /** Sets the field, if the value has a place there: the page may have changed since. */
 function sets(field, value) {
   if (isTick(field)) {
     if (value?.value !== field.value) return false;
-    field.checked = Boolean(value.on);
+    if (field.checked === Boolean(value.on)) return true;
+    puts(field, 'checked', Boolean(value.on));
+    if (field.type === 'radio' && !value.on) return true;   // another one of its group is chosen
+    field.dispatchEvent(new Event('click', { bubbles: true }));   // changes nothing, and is what React hears
   } else if (field.type === 'select-multiple') {
     if (!Array.isArray(value)) return false;
     for (const option of field.options) option.selected = value.includes(option.value);
   } else {
     if (typeof value !== 'string') return false;
     const before = field.value;
-    field.value = value;
+    puts(field, 'value', value);
     if (lines(field.value) !== lines(value)) {   // such as a date in a field that is a number by now
-      field.value = before;
+      puts(field, 'value', before);
       return false;
     }
   }

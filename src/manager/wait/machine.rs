@@ -24,7 +24,8 @@
 //!
 //! *Handover.* A release in this process does not free an exclusive lock for which others wait. It passes
 //! the lock on to the first waiter, its heir, unless that waiter asks already. After 64 handovers in a row
-//! the lock is really released, and nobody here asks for 30 ms, so that other processes get in.
+//! the lock is really released, and then nobody here asks for an eighth of the time that these took, from 30 to 250 ms,
+//! so that other processes get in.
 //!
 //! *Circles.* A waiter that joins, a new holder or a new guard can close a circle. Each such event starts a
 //! [search](deadlock), and the waiters that it finds in a circle are refused.
@@ -65,9 +66,9 @@ pub(super) type Turn = (Ticket, Option<Place>);
 /// Bounded as in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough handovers to gain most of
 /// what they save, few enough not to starve waiters of other processes.
 const IN_A_ROW: u32 = 64;
-/// How long no waiter of this process asks after that. It is long enough for news of the release to reach
-/// the other processes, and for one of them to ask.
-const STAND_BACK: Duration = Duration::from_millis(30);
+/// How long no waiter of this process asks after that: long enough for news of the release to reach the other processes,
+/// and for one of them to ask. Where each command is slow, an eighth of the time of the handovers, up to the longer one.
+const STAND_BACK: [Duration; 2] = [Duration::from_millis(30), Duration::from_millis(250)];
 /// After a doubtful grant, the next waiter asks after this time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How many readers ask at the same time; the others follow them.
@@ -144,9 +145,11 @@ pub(super) struct Queue {
     pub(super) linked: BTreeSet<u64>,
     /// The last known holder.
     pub(super) holder: Option<Lock>,
-    /// How many handovers in a row there were.
+    /// How many handovers in a row there were, and since when.
     handed: u32,
-    /// Nobody asks before this moment: other processes have the first chance.
+    handed_since: Option<Instant>,
+    /// For how long nobody asks after the release that is under way: other processes have the first chance.
+    will_stand_back: Option<Duration>,
     stands_back: Option<Instant>,
     /// When the first waiter asks even without news.
     looks_again: Option<Instant>,
@@ -295,6 +298,9 @@ impl<H> Machine<H> {
         waiter.is_called |= is_first && look_at.is_some_and(|at| at <= now);
         let may_ask = queue.is_next(number) || queue.is_held_by(&waiter.owner);
         if waiter.is_called && may_ask {
+            if let Some(pause) = queue.will_stand_back.take() {
+                queue.stands_back = Some(now + pause);
+            }
             if queue.stands_back.is_some_and(|until| until > now) {
                 return Step::Sleep { is_first, until: queue.stands_back };
             }
@@ -535,8 +541,11 @@ impl<H> Machine<H> {
         if waiter.phase != Phase::Waiting || waiter.heir.is_none() {
             return None;
         }
+        let since = *queue.handed_since.get_or_insert(now);
         if queue.handed >= IN_A_ROW && !queue.is_fair {
-            (queue.handed, queue.stands_back) = (0, Some(now + STAND_BACK));
+            let pause = ((now - since) / 8).clamp(STAND_BACK[0], STAND_BACK[1]);
+            queue.will_stand_back = Some(pause);
+            (queue.handed, queue.handed_since) = (0, None);
             return None;
         }
         queue.handed += 1;

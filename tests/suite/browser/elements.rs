@@ -177,6 +177,28 @@ async fn an_element_that_is_moved_keeps_its_lock_and_one_that_is_removed_gives_i
     .await;
 }
 
+/// React and others write an attribute as a property, if the element has one of that name.
+#[actix_web::test]
+async fn a_framework_may_write_the_address_of_the_lock_as_a_property() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        let made = "'use strict'; const form = document.querySelector('doclock-form'), url = form.getAttribute('lock'); \
+             window.next = document.createElement('doclock-form'); \
+             next.innerHTML = form.innerHTML; \
+             next.lock = url; \
+             form.replaceWith(next); \
+             return next.getAttribute('lock') === url";
+        assert!(page.run::<bool>(made).await);
+        until_mine(&page).await;
+        page.run::<()>("'use strict'; next.remove(); next.lock = undefined").await;
+        page.until("!next.hasAttribute('lock') && next.lock === null").await;
+        list.until("document.querySelector('doclock-badge').dataset.state === 'free'").await;
+    })
+    .await;
+}
+
 async fn is_read_only_of(page: &Page, element: &str) -> bool {
     page.run(&format!("return {element}.querySelector('textarea').readOnly")).await
 }

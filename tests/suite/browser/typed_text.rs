@@ -556,6 +556,60 @@ async fn a_restored_text_leaves_the_fields_of_others_and_sets_the_text_of_the_pa
     .await;
 }
 
+/// React redraws the fields from its own values, and hears of an input only if the field has another value than a script has
+/// last written by the property of that field.
+#[actix_web::test]
+async fn a_framework_that_controls_the_fields_hears_of_a_restored_text() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = with_kept(
+            &page,
+            "const heard = []; \
+             const control = (field, name, event) => { \
+                 const { get, set } = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), name); \
+                 let known = get.call(field); \
+                 Object.defineProperty(field, name, { configurable: true, get, set(value) { set.call(field, known = value); } }); \
+                 field.addEventListener(event, () => { \
+                     if (known === field[name]) return; \
+                     heard.push([field.name, known = field[name], field.value]); \
+                 }); \
+             }; \
+             const draw = () => { \
+                 form.innerHTML = `<input name='title' value='t'><textarea name='body'>b</textarea><input type='checkbox' name='tick' checked> \
+                     <input type='radio' name='one' value='n' checked><input type='radio' name='one' value='m'><select name='kind'><option>a<option>b</select>`; \
+                 for (const field of form.elements) { \
+                     const isTick = /checkbox|radio/.test(field.type); \
+                     control(field, isTick ? 'checked' : 'value', isTick ? 'click' : 'input'); \
+                 } \
+                 return form.elements; \
+             }; \
+             const keep = async () => { \
+                 const lock = DocLock.open(url(0)), found = []; \
+                 await until(() => lock.token); \
+                 const keeper = await lock.keep(form, { onkept: text => found.push(text) }); \
+                 return { lock, keeper, found }; \
+             }; \
+             const fields = draw(), first = await keep(); \
+             [fields.title.value, fields.body.value, fields.tick.checked, fields.kind.value] = ['typed', 'words', false, 'b']; \
+             fields.one[1].checked = true; \
+             form.dispatchEvent(new Event('input', { bubbles: true })); \
+             await end(first); \
+             draw(); \
+             const second = await keep(); \
+             await until(() => second.found.length); \
+             const left = second.found[0].restore(); \
+             return [left, heard]",
+        )
+        .await;
+        let heard = json!([
+            ["title", "typed", "typed"], ["body", "words", "words"], ["tick", false, "on"],
+            ["one", true, "m"], ["kind", "b", "b"]
+        ]);
+        assert_eq!(told, json!([{}, heard]));
+    })
+    .await;
+}
+
 #[actix_web::test]
 async fn a_page_whose_fields_the_browser_has_filled_keeps_that_text_and_names_its_version() {
     embedded(&["--ttl-secs", "60"], async |stage| {

@@ -199,6 +199,31 @@ fn late_news_of_a_release_does_not_call_the_next_waiter_at_once() {
 }
 
 #[test]
+fn after_64_handovers_nobody_asks_for_an_eighth_of_their_time_after_the_release() {
+    for (each, pause) in [(1, 30), (10, 80), (1_000, 250)] {
+        let (mut machine, a) = (unlimited(), key("a"));
+        let (mut now, mut held) = (Instant::now(), exclusive(&a));
+        machine.held(&held);
+        let mut first = machine.joins(&a, &Aid::new());
+        for _ in 0..64 {
+            let next = machine.joins(&a, &Aid::new());
+            let (heir, ..) = machine.heir(&Acquisition::of(&held).unwrap(), now).expect("an heir");
+            held = lock(&a, &heir.aid, Mode::Exclusive);
+            assert!(!machine.leaves(first, Leaving::Granted(held.clone()), now));
+            (first, now) = (next, now + Duration::from_millis(each));
+        }
+        let released = Acquisition::of(&held).unwrap();
+        assert!(machine.heir(&released, now).is_none(), "{each}");
+        // The release takes its time, and no chance of the others is lost by that.
+        now += LONG / 2;
+        machine.ended(&released);
+        let until = now + Duration::from_millis(pause);
+        assert_eq!(sleeps(machine.next(first, now)), Some(until), "{each}");
+        assert_eq!(machine.next(first, until), Step::Ask, "{each}");
+    }
+}
+
+#[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
     // A lone waiter does not count yet. The second one makes both count, before the store refuses the first.
     let mut machine = limited(usize::MAX, 2);
