@@ -251,6 +251,7 @@ export class DocLock extends EventTarget {
   addEventListener<K extends keyof DocLockEvents>(
     type: K, listener: (this: DocLock, event: DocLockEvents[K]) => void, options?: boolean | AddEventListenerOptions,
   ): void;
+  addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: boolean | AddEventListenerOptions): void;
 
   /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock. */
   static open(url: string | URL, options?: Options): DocLock;

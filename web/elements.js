@@ -360,9 +360,9 @@ class Editing {
       if (this.#passing) passed.set(this.lock);
       setTimeout(this.#draw, LEAVING_MS + 50);
       setTimeout(() => {   // the page may check its fields, or send the form itself
-        if (!event.defaultPrevented) this.#submitted = performance.now();
-        else if (this.#passing?.request) passed.forget();
-        else this.#staysHere();
+        if (!event.defaultPrevented) return void (this.#submitted = performance.now());
+        this.#left = -Infinity;
+        this.#passing?.request ? passed.forget() : this.#staysHere();
       });
       return this.#address(submitter);
     }

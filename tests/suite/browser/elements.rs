@@ -199,6 +199,29 @@ async fn a_framework_may_write_the_address_of_the_lock_as_a_property() {
     .await;
 }
 
+/// After a submit that no script has stopped, the page is expected to go, and says nothing of a loss for some seconds.
+#[actix_web::test]
+async fn a_page_that_sends_its_form_by_a_script_says_at_once_that_its_lock_is_lost() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        page.run::<()>(
+            "const now = performance.now(); \
+             performance.now = () => now; \
+             const form = document.querySelector('doclock-form form'); \
+             form.addEventListener('submit', event => event.preventDefault()); \
+             form.requestSubmit()",
+        )
+        .await;
+        list.run::<()>("document.querySelector('form').submit()").await;
+        list.until("document.querySelector('[name=name]')").await;
+        page.run::<()>("return document.querySelector('doclock-form').lock.check()").await;
+        says(&page, "login has ended").await;
+    })
+    .await;
+}
+
 async fn is_read_only_of(page: &Page, element: &str) -> bool {
     page.run(&format!("return {element}.querySelector('textarea').readOnly")).await
 }
