@@ -61,9 +61,8 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
     sleep(TTL / 2).await;
     let sent = commands.take();
     eprintln!("{MANY} guards, in half a ttl: {sent:?}");
-    // Two in each third of the ttl, and a few more if the server takes longer than a command may: not
-    // one for each guard.
-    assert!((1..=30).contains(&sent.len()), "{sent:?}");
+    // Two in each third of the ttl, and more if the server takes longer than a command may: not one for each guard.
+    assert!((1..=MANY / 4).contains(&sent.len()), "{} commands: {sent:?}", sent.len());
 
     let broken = guards.remove(MANY / 2);
     crate::rig::app::break_on(&other, broken.key(), &Actor::new("admin")).await.unwrap();
