@@ -191,13 +191,14 @@ impl Call<'_> {
             };
             self.step(seen.key.id(), Purpose::Other, mark)
         };
-        let (is_broken, _) = match self.until.until_majority(mark).await {
+        // A sweep or a claim may have removed the broken lock before the repetition.
+        let (is_broken, before) = match self.until.until_majority(mark).await {
             // A name stands twice in the record, or a text is not UTF-8: it cannot be changed, so it is deleted without the
             // mark.
             Err(e) if is_odd(&e) => return Ok(released(self.remove(removal).await?)),
             marked => marked?,
         };
-        if !is_broken {
+        if !is_broken && !before {
             return Ok(Released::AlreadyGone);
         }
         // The lock is broken, whether or not its record is removed now, so the caller does not wait long.
