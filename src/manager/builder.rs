@@ -208,8 +208,8 @@ impl LockManagerBuilder {
     ///
     /// Called once in the whole cluster, in the same way as the listener for
     /// [ended sessions](Self::on_session_end). A break or takeover is noted before it is carried out, so that
-    /// the listener is called even if the server dies in the middle, or cannot reach the store any more. In that case,
-    /// if the lock is gone, it may also be gone because its holder released it. The first server that has such a
+    /// the listener is called even if the server dies in the middle, loses a reply, or cannot reach the store any more.
+    /// In these cases, if the lock is gone, it may also be gone because its holder released it. The first server that has such a
     /// listener is told of the breaks and takeovers of the last day.
     ///
     /// ```

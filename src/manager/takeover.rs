@@ -51,7 +51,9 @@ impl Parts {
             let break_it = async move {
                 parts.put_news(&takeover, until).await?;
                 let taken = &mark(&takeover);
+                let mut attempts = 0;
                 let broken = verbs::retry(until, verbs::FOREGROUND, |until| {
+                    attempts += 1;
                     parts.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
                 });
                 let broken = broken.await?;
@@ -59,7 +61,11 @@ impl Parts {
                 if let Some(gone) = Acquisition::of(&lock) {
                     parts.seen.gone(&gone);
                 }
-                parts.took(&takeover, broken == Released::Released);
+                // An earlier attempt may have broken the lock, and a waiter may have the document by now. Then the note
+                // is told after its lease, as that of a server that has died.
+                if broken == Released::Released || attempts == 1 {
+                    parts.took(&takeover, broken == Released::Released);
+                }
                 Ok(broken)
             };
             self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await

@@ -6,14 +6,16 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, Released, StoreError, StoreErrorKind, TryAcquire, store::Saved};
+use actix_doclock::{Actor, Aid, Released, StoreError, StoreErrorKind, TryAcquire, store::Saved};
 use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
-use mongodb::bson::doc;
+use mongodb::bson::{Document, doc};
 use tokio::time::{sleep, timeout};
 
+use crate::rig;
 use crate::rig::app::{
-    NO_DEADLINE, by_root, count, eventually, key, put, record, store_error_kind, title,
+    App, NO_DEADLINE, by_root, count, eventually, key, lock_records, put, record, store_error_kind,
+    title,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
@@ -148,6 +150,33 @@ async fn a_break_whose_reply_is_lost_is_reported_as_a_break() {
         assert_eq!(again, Released::AlreadyGone, "{command}");
         assert_eq!(count(&faulty.database).await, 0, "{command}");
     }
+}
+
+/// Nobody knows then who has ended the lock. The listener is told later, as of a server that has died.
+#[tokio::test]
+async fn a_break_whose_reply_is_lost_stays_on_record_although_its_lock_is_gone_before_the_repetition()
+ {
+    let faulty = Faulty::new().await;
+    let through = rig::client(&faulty.proxy.uri()).await.database(faulty.database.name());
+    let app = App::with(&through, |settings| settings.break_policy(|_, _| true)).await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    // It is broken when the takeover is on record.
+    faulty.proxy.hold_request("find");
+    let root = Actor::new("root");
+    let meanwhile = async {
+        faulty.proxy.until_fired(1).await;
+        faulty.proxy.drop_reply_to("update");
+        // The repetition comes after some seconds.
+        (0..40).for_each(|_| faulty.proxy.drop_request("find"));
+        faulty.proxy.let_go();
+        faulty.proxy.until_fired(2).await;
+        lock_records(&faulty.database).delete_many(doc! {}).await.unwrap();
+    };
+    let (broken, ()) = tokio::join!(app.locks.break_lock(&lock, &root, ""), meanwhile);
+    assert_eq!(broken.unwrap(), Released::AlreadyGone);
+    app.locks.shutdown().await;
+    let notes = faulty.database.collection::<Document>("doclock.ended");
+    assert_eq!(notes.count_documents(doc! { "step": "tell" }).await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_doclock::store::{Active, Renewed, verbs::*};
+use actix_doclock::store::{Active, Deadline, Removal, Renewed, verbs::*};
 use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
 use futures_util::{TryStreamExt, future::join_all};
 use mongodb::bson::{Bson, Document, doc};
@@ -13,7 +13,10 @@ use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
 
 use crate::rig;
-use crate::rig::app::{App, TTL, WorkItem, count, eventually, key, lock_records, with_deadline};
+use crate::rig::app::{
+    App, NO_DEADLINE, TTL, WorkItem, by_root, count, eventually, key, lock_records, with_deadline,
+};
+use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
 
 /// More than the connections of a default pool.
@@ -292,6 +295,27 @@ async fn a_break_that_is_majority_committed_late_is_reported_as_a_break() {
     let root = Actor::new("root");
     assert_eq!(app.locks.break_lock(&lock, &root, "").await.unwrap(), Released::Released);
     assert_eq!(app.locks.break_lock(&lock, &root, "").await.unwrap(), Released::AlreadyGone);
+}
+
+/// The lock of a break has expired, so a sweep or a claim of another server may come before the repetition.
+#[tokio::test]
+async fn a_break_is_reported_as_a_break_although_its_lock_was_removed_before_its_majority() {
+    let server = Mongod::start_replica_set().await;
+    let faulty = Faulty::on(&server, "", NO_DEADLINE).await;
+    let (by, lock) = (by_root(), faulty.app.granted(&key("a"), &Aid::new()).await);
+    server.majority_is_late_for("update").await;
+    faulty.proxy.hold_reply_to("update");
+    let sweep = async {
+        faulty.proxy.until_fired(1).await;
+        let records = lock_records(&faulty.database);
+        assert_eq!(records.delete_many(doc! {}).await.unwrap().deleted_count, 1);
+        faulty.proxy.let_go();
+    };
+    let (removal, until) =
+        (Removal::Break { seen: &lock, taken: &by }, Instant::now() + NO_DEADLINE);
+    let broken = faulty.app.store.remove_lock(removal, Deadline::at(until));
+    let (broken, ()) = tokio::join!(broken, sweep);
+    assert_eq!(broken.unwrap(), Released::Released);
 }
 
 /// The majority is slow: the primary has deleted the lock, and the repetition finds nothing.

@@ -12,8 +12,7 @@ use crate::{
     },
 };
 
-// Each of these is a step: see there for the answers of its commands. A repeated attempt finds what the earlier one has
-// written.
+// Each verb is a step, and `step.rs` lists the answers of its commands. A repeated attempt finds the work of the earlier one.
 impl Call<'_> {
     pub(super) async fn ask(&self, key: &LockKey, ask: &Ask, again: bool) -> Result<Asked> {
         let ask = ask.clone();

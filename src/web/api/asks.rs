@@ -107,7 +107,7 @@ pub(super) async fn withdraw(
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    // Whoever may no longer lock the document may still withdraw.
+    // A person without the permission to lock may still withdraw.
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let call = form::read::<WithdrawForm>(&req, body)?;
