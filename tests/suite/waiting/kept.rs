@@ -45,9 +45,8 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
     // A renewal of all of them takes seconds on a busy machine.
     const TTL: Duration = Duration::from_secs(30);
     let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
-    let locks = Cluster::Mongo(database.clone()).server().await;
-    let uncounted = crate::rig::client(mongod::shared_replica_set().await.uri()).await;
-    let other = Cluster::Mongo(uncounted.database(database.name()));
+    let cluster = Cluster::Mongo(database.clone());
+    let (locks, other) = (cluster.server().await, cluster.uncounted().await);
     let other = other.server_with(|settings| settings.break_policy(|_, _| true)).await;
 
     let job = locks.job("many").ttl(TTL);

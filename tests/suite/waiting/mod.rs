@@ -55,6 +55,13 @@ impl Cluster {
         Self::Mongo(fresh_database(&mongod::shared_standalone().await.uri()).await)
     }
 
+    /// The same database, by a client of its own, whose commands nobody counts.
+    async fn uncounted(&self) -> Self {
+        let Self::Mongo(database) = self else { panic!("commands are counted on MongoDB only") };
+        let client = crate::rig::client(mongod::shared_replica_set().await.uri()).await;
+        Self::Mongo(client.database(database.name()))
+    }
+
     async fn server(&self) -> LockManager {
         self.server_with(|settings| settings).await
     }
