@@ -16,10 +16,10 @@ use crate::rig::proxy::Proxy;
 use crate::rig::replica_set::ReplicaSet;
 use crate::ways::{Break, From, Ways};
 
-const TTL: Duration = Duration::from_secs(3);
-const DEADLINE: Duration = Duration::from_secs(4);
-const GENEROUS: Duration = Duration::from_secs(15);
-const LONG: Duration = Duration::from_secs(60);
+const TTL: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(12);
+const GENEROUS: Duration = Duration::from_secs(45);
+const LONG: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_off_server_knows_of_its_loss_before_another_one_is_let_in() {
