@@ -188,6 +188,6 @@ async fn a_waiter_that_is_told_sends_no_queries() {
     other.release().await.unwrap();
     sleep(Duration::from_secs(2)).await;
     let sent: Vec<_> = commands.take().into_iter().filter(|it| it != "getMore").collect();
-    assert_eq!(sent, [""; 0]);
+    assert!(sent.is_empty(), "{sent:?}");
     assert!(!waiting.is_finished());
 }
