@@ -123,6 +123,15 @@ impl Activity {
         is_due
     }
 
+    /// More time has passed since the last renewals than this process knows.
+    pub(super) fn all_are_due(&self) {
+        let now = clock::now();
+        for session in self.sessions.lock().of.values_mut() {
+            session.due = now;
+            session.tabs.iter_mut().for_each(|(_, due)| *due = now);
+        }
+    }
+
     /// A new session has no locks, so it is not due for a while.
     pub(super) fn session_begins(&self, aid: &Aid) {
         let (now, interval) = (clock::now(), self.interval);

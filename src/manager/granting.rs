@@ -163,7 +163,7 @@ impl Granting {
             }
             // Perhaps the grant of another request, which the freeze takes back at this moment.
             Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
-                self.freezes.check(key, until).await?;
+                self.freezes.check(key, None, until).await?;
                 Ok(Acquired::AlreadyMine(lock))
             }
             other => Ok(other),
@@ -194,7 +194,7 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired> {
-        let permit = self.verbs.claim_permit()?;
+        let permit = self.verbs.claim_permit_by(until).await?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (Arc::new(claim), 0);

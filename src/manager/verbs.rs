@@ -23,7 +23,7 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
-    manager::{claim::ClaimPermit, observe},
+    manager::{claim::ClaimPermit, observe, refusals::Refusals},
     store::{Boxed, Deadline, DynStore, NewsId, Query, Settled},
 };
 
@@ -65,6 +65,7 @@ pub(crate) struct Verbs {
     /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
     operations: Arc<Semaphore>,
+    refusals: Arc<Refusals>,
     /// Wakes the listeners: news waits for them in the store.
     pub(super) news: Notify,
 }
@@ -72,7 +73,20 @@ pub(crate) struct Verbs {
 impl Verbs {
     pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
         let [claims, operations] = [CLAIMS, OPERATIONS].map(|it| Arc::new(Semaphore::new(it)));
-        Self { store, runner, deadline, claims, operations, news: Notify::new() }
+        let (refusals, news) = (Arc::default(), Notify::new());
+        Self { store, runner, deadline, claims, operations, refusals, news }
+    }
+
+    /// A permit for a claim whose caller waits.
+    ///
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded), at the pace of refusals.
+    pub(super) async fn claim_permit_by(&self, until: Instant) -> Result<ClaimPermit, StoreError> {
+        let permit = self.claim_permit();
+        if permit.is_err() {
+            self.refusals.wait(until).await;
+        }
+        permit
     }
 
     /// # Errors
@@ -131,7 +145,11 @@ impl Verbs {
         let operations = Arc::clone(&self.operations);
         let place = ACCEPT_NEW_WORK.contains(&verb).then(|| operations.try_acquire_owned());
         let place = place.transpose().map_err(|_| overloaded(verb));
-        let place = place.inspect_err(|e| observe::failed(verb, e))?;
+        if let Err(e) = &place {
+            observe::failed(verb, e);
+            self.refusals.wait(until).await;
+        }
+        let place = place?;
         let store = Arc::clone(&self.store);
         let operation = async move {
             let done = retry(until, FOREGROUND, |until| attempt(&*store, &args, until)).await;
@@ -152,6 +170,7 @@ impl Verbs {
     ) -> impl Future<Output = Result<T>> + Send {
         // The task begins at once, and the future of the caller is small.
         let outcome = self.runner.spawn(scope, operation);
+        let refusals = Arc::clone(&self.refusals);
         async move {
             let unknown =
                 |why| StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}"));
@@ -160,7 +179,13 @@ impl Verbs {
                 Ok(Err(_)) => Err(unknown("the task of this operation has panicked")),
                 Err(_) => Err(unknown("no answer within the deadline, the outcome is unknown")),
             };
-            Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
+            if let Err(e) = &outcome {
+                observe::failed(verb, e);
+                if e.kind() == StoreErrorKind::Overloaded {
+                    refusals.wait(until).await;
+                }
+            }
+            Ok(outcome?)
         }
     }
 

@@ -41,7 +41,6 @@ use self::{
     collection::primary,
     error::{Doing, Result, failure},
     send::Groups,
-    step::Clock,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -74,6 +73,7 @@ mod held_lock;
 mod ids;
 mod index;
 mod lock_record;
+mod new_record;
 mod read;
 mod release;
 mod renew;
@@ -139,7 +139,6 @@ struct Inner {
     /// The limits for the writes of all collections together.
     writes: Shared,
     saves: Semaphore,
-    clock: Clock,
     /// The kind of deployment, asked only once.
     topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Arc<Prepared>>>,
@@ -244,7 +243,6 @@ impl MongoStore {
                 database: database.clone(),
                 writes: Shared::new(),
                 saves: Semaphore::new(SAVES),
-                clock: Clock::default(),
                 topology: OnceCell::new(),
                 collections: RwLock::default(),
                 other_needs: Mutex::default(),

@@ -83,7 +83,7 @@ async fn a_freeze_says_who_until_when_by_the_servers_clock_and_how_many_servers_
         .unwrap();
     knows(&looks, 1).await;
     eventually("both servers have noted it", async || {
-        other.store.freezes(Deadline::NONE).await.unwrap()[0].obeyed_by == 2
+        other.store.freezes(Deadline::NONE).await.unwrap().on[0].obeyed_by == 2
     })
     .await;
     let stored = database.collection::<Document>("doclock.frozen");

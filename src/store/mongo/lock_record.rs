@@ -24,7 +24,7 @@ use crate::{
 
 /// The fields that a decision depends on: a record in which they are the same is still as it was read. The other fields
 /// of a foreign record stay as they are.
-const COMPARED: [&str; 16] = [
+pub(super) const COMPARED: [&str; 16] = [
     "ts", "ttl", "aid", "token", "since", "tab", "page", "fence", "until", "leaving", "again",
     "taken", "due", "readers", "queue", "asks",
 ];

@@ -19,13 +19,13 @@ use crate::{
     freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     server::{Flags, ServerNote},
     store::{
-        Deadline, Fleet, Servers, StoreResult,
+        Deadline, Fleet, Frozen, Servers, StoreResult,
         mongo::{
             FROZEN, MongoStore, SERVERS,
             codec::{self, millis, presentable},
             collection::primary,
             error::Doing,
-            send::{modified, row},
+            send::{modified, row, rows},
         },
     },
 };
@@ -59,11 +59,19 @@ impl Servers for MongoStore {
         Ok(freezes(modified(written).await.doing(|| "freezing or thawing")?))
     }
 
-    async fn freezes(&self, until: Deadline) -> StoreResult<Vec<Freeze>> {
-        let frozen = self.frozen().clone_with_type();
-        let found = frozen.find_one(doc! { "_id": FREEZES }).projection(remaining());
-        let found = row(found.max_time(until.read_limit())).await;
-        Ok(freezes(found.doing(|| "asking for freezes")?))
+    // aggregate returns: the server's time, with the record if there is one.
+    async fn freezes(&self, until: Deadline) -> StoreResult<Frozen> {
+        let stages = vec![
+            doc! { "$match": { "_id": FREEZES } },
+            doc! { "$facet": { "records": [{ "$project": remaining() }] } },
+            doc! { "$project": { "record": { "$first": "$records" }, "now": "$$NOW" } },
+        ];
+        let frozen = self.frozen();
+        let found = frozen.aggregate(stages).max_time(until.read_limit());
+        let found = rows(found).await.doing(|| "asking for freezes")?.into_iter().next();
+        let found = found.unwrap_or_default();
+        let on = freezes(found.get_document("record").ok().cloned());
+        Ok(Frozen { on, at: found.get_datetime("now").ok().map(|now| now.to_system_time()) })
     }
 
     // findAndModify returns: the record → this server is noted, or there are too many; nothing → it was noted
