@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -29,6 +30,10 @@ use crate::{
     },
     store::{Claim, Confirmed, TryAcquire},
 };
+
+/// For how long a lock within the limit waits for newer locks beyond it to be given back, and how often it counts.
+const GIVES_WAY: Duration = Duration::from_secs(1);
+const COUNT_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a read shows of a document whose lock a session asks for.
 pub(crate) enum Looked {
@@ -284,21 +289,32 @@ impl Granting {
         Err(self.too_many_locks())
     }
 
-    /// Refuses a lock that a web session was just granted or has joined, if the session has too many locks without it.
-    /// The older locks stay, so that one of two simultaneous requests gets the last place. Asks the store only if the
-    /// session may be close to the limit.
+    /// Refuses a lock that a web session was just granted or has joined, if the session has too many locks with it.
+    ///
+    /// Each request counts after its own grant, and keeps it only if the count is within the limit. So of any locks that
+    /// are kept, the request that counted last has counted all of them, whatever their dates say. The dates say who gives
+    /// way: the newest locks do at once, and an older one waits for them, so that one of several simultaneous requests gets
+    /// the last place.
+    ///
+    /// Asks the store only if the session may be close to the limit.
     pub(crate) async fn may_keep(&self, lock: &Lock, until: Instant) -> Result<()> {
         let limit = self.max_locks;
         if !self.seen.activity.granted(&lock.aid, limit) {
             return Ok(());
         }
-        let mut locks = self.count(&lock.aid, until).await?;
-        locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
-        match locks.iter().position(|it| it.token == lock.token) {
-            Some(at) if at < limit => Ok(()),
-            // The request that was granted this lock has given it back.
-            None if locks.len() < limit => Err(LockError::StaleToken { key: lock.key.clone() }),
-            _ => Err(self.too_many_locks()),
+        let patience = until.min(clock::now() + GIVES_WAY);
+        loop {
+            let mut locks = self.count(&lock.aid, until).await?;
+            locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
+            match locks.iter().position(|it| it.token == lock.token) {
+                Some(_) if locks.len() <= limit => return Ok(()),
+                Some(at) if at < limit && clock::now() < patience => sleep(COUNT_AGAIN).await,
+                // The request that was granted this lock has given it back.
+                None if locks.len() < limit => {
+                    return Err(LockError::StaleToken { key: lock.key.clone() });
+                }
+                _ => return Err(self.too_many_locks()),
+            }
         }
     }
 

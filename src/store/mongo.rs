@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mongodb::{
@@ -49,7 +49,7 @@ use crate::{
     store::{
         Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, HandedOver,
         Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
-        Topology, TryAcquire, Waiters, Watch,
+        Topology, TryAcquire, Waiters, Watch, lock_rules::Moment,
     },
 };
 
@@ -277,6 +277,15 @@ impl MongoStore {
             Ok(status::topology(&hello))
         };
         self.inner.topology.get_or_try_init(|| ask).await.copied()
+    }
+
+    /// A reading of the server's clock.
+    async fn time(&self, limit: Duration) -> Result<Moment> {
+        let asked = Instant::now();
+        let hello = doc! { "hello": 1, "maxTimeMS": codec::millis(limit) };
+        let hello = self.database().run_command(hello).await?;
+        let now = hello.get_datetime("localTime").map_err(mongodb::error::Error::custom)?;
+        Ok(lock_record::moment(*now, asked))
     }
 
     async fn has_transactions(&self) -> Result<bool> {

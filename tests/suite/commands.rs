@@ -141,7 +141,7 @@ async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {
     }
 }
 
-/// A group of releases is a read and a delete; a group of acquires is an update and a read of the dates.
+/// A group of releases is a read and a delete; a group of acquires is an insert and a read.
 #[tokio::test]
 async fn acquires_and_releases_at_the_same_time_travel_together() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
@@ -153,7 +153,7 @@ async fn acquires_and_releases_at_the_same_time_travel_together() {
         // On a machine that is busy with other things, a claim or a release that is late goes alone.
         let is_slow = |began: Instant| began.elapsed() >= Duration::from_millis(500);
         assert!(sent.len() <= 20 || is_slow(began), "{sent:?}");
-        assert!(sent.iter().any(|it| it == "update"), "{sent:?}");
+        assert!(sent.iter().any(|it| it == "insert"), "{sent:?}");
         for (lock, aid) in locks.iter().zip(&aids) {
             assert_eq!(lock.aid, *aid);
             assert!(lock.expires_in() > TTL / 2 && lock.expires_in() <= TTL, "{lock:?}");

@@ -233,7 +233,7 @@ async fn the_embedded_store_freezes_too() {
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_freeze_is_given_back() {
     let Faulty { proxy, app, other, .. } = Faulty::new().await;
-    proxy.hold_reply_to("insert");
+    proxy.hold_reply_to("findAndModify");
     let (key, aid) = (key("a"), Aid::new());
     let freezes = async {
         proxy.until_fired(1).await;

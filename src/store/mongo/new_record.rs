@@ -7,10 +7,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use mongodb::{
-    bson::{Bson, DateTime, Document, doc},
-    error::Error,
-};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use crate::{
     key::{LockId, LockKey},
@@ -169,7 +166,7 @@ impl Call<'_> {
     // expressions. So the date is a reading of the server's clock before the insert, and a reading after it, with the
     // records, proves how old the date is at most: the process may have stood still in between.
     async fn make_all(&self, all: &[New]) -> Result<Vec<Result<Option<Moment>>>> {
-        let before = self.time().await?;
+        let before = self.store.time(LIMIT).await?;
         let documents: Vec<_> = all.iter().map(|new| new.at(&self.rules, before).0).collect();
         let command =
             doc! { "insert": self.primary.name(), "documents": documents, "ordered": false };
@@ -189,13 +186,6 @@ impl Call<'_> {
             }
         };
         Ok(all.iter().enumerate().map(outcome).collect())
-    }
-
-    async fn time(&self) -> Result<Moment> {
-        let asked = Instant::now();
-        let hello = doc! { "hello": 1, "maxTimeMS": millis(LIMIT) };
-        let hello = self.store.database().run_command(hello).await?;
-        Ok(moment(*hello.get_datetime("localTime").map_err(Error::custom)?, asked))
     }
 
     /// When this acquisition was granted, counted back from the read of its record. `None` if it is gone, or its lease has

@@ -8,6 +8,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures_util::future::try_join;
 use mongodb::{
     Collection,
     bson::{Bson, DateTime, Document as Record, doc},
@@ -25,7 +26,7 @@ use crate::{
             codec::{self, millis, presentable},
             collection::primary,
             error::Doing,
-            send::{modified, row, rows},
+            send::{modified, row},
         },
     },
 };
@@ -59,19 +60,13 @@ impl Servers for MongoStore {
         Ok(freezes(modified(written).await.doing(|| "freezing or thawing")?))
     }
 
-    // aggregate returns: the server's time, with the record if there is one.
     async fn freezes(&self, until: Deadline) -> StoreResult<Frozen> {
-        let stages = vec![
-            doc! { "$match": { "_id": FREEZES } },
-            doc! { "$facet": { "records": [{ "$project": remaining() }] } },
-            doc! { "$project": { "record": { "$first": "$records" }, "now": "$$NOW" } },
-        ];
-        let frozen = self.frozen();
-        let found = frozen.aggregate(stages).max_time(until.read_limit());
-        let found = rows(found).await.doing(|| "asking for freezes")?.into_iter().next();
-        let found = found.unwrap_or_default();
-        let on = freezes(found.get_document("record").ok().cloned());
-        Ok(Frozen { on, at: found.get_datetime("now").ok().map(|now| now.to_system_time()) })
+        let frozen = self.frozen().clone_with_type();
+        let found = frozen.find_one(doc! { "_id": FREEZES }).projection(remaining());
+        let found = row(found.max_time(until.read_limit()));
+        let both = try_join(found, self.time(until.read_limit())).await;
+        let (found, at) = both.doing(|| "asking for freezes")?;
+        Ok(Frozen { on: freezes(found), at: Some(at.date) })
     }
 
     // findAndModify returns: the record → this server is noted, or there are too many; nothing → it was noted
