@@ -294,10 +294,10 @@ impl Granting {
     /// Each request counts after its own grant, and keeps it only if the count is within the limit. So of any locks that
     /// are kept, the request that counted last has counted all of them, whatever their dates say. The dates say who gives
     /// way: the newest locks do at once, and an older one waits for them, so that one of several simultaneous requests gets
-    /// the last place.
+    /// the last place. A lock that is not fresh is one of another request, which counts for itself.
     ///
     /// Asks the store only if the session may be close to the limit.
-    pub(crate) async fn may_keep(&self, lock: &Lock, until: Instant) -> Result<()> {
+    pub(crate) async fn may_keep(&self, lock: &Lock, is_fresh: bool, until: Instant) -> Result<()> {
         let limit = self.max_locks;
         if !self.seen.activity.granted(&lock.aid, limit) {
             return Ok(());
@@ -307,7 +307,7 @@ impl Granting {
             let mut locks = self.count(&lock.aid, until).await?;
             locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
             match locks.iter().position(|it| it.token == lock.token) {
-                Some(_) if locks.len() <= limit => return Ok(()),
+                Some(at) if at < limit && (locks.len() <= limit || !is_fresh) => return Ok(()),
                 Some(at) if at < limit && clock::now() < patience => sleep(COUNT_AGAIN).await,
                 // The request that was granted this lock has given it back.
                 None if locks.len() < limit => {

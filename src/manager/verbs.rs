@@ -381,4 +381,34 @@ mod tests {
         assert_eq!(after(FOREGROUND, &[Unavailable, Overloaded].repeat(200)).await.0, Unavailable);
         assert_eq!(after(BACKGROUND, &[Overloaded]).await, (Other, 2), "nobody waits");
     }
+
+    /// Whatever refuses them: the store, or a limit of this process.
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_come_back_at_once_are_refused_at_a_pace() {
+        let store = Arc::new(crate::MemoryStore::new());
+        let verbs = Verbs::new(store, Runner::on_current_runtime(), Duration::from_secs(5));
+        let _claims = verbs.claims.clone().try_acquire_many_owned(CLAIMS as u32).unwrap();
+        let _operations = verbs.all_places();
+        for way in 0..3 {
+            let began = clock::now();
+            for _ in 0..1_000 {
+                let until = verbs.until();
+                match way {
+                    0 => {
+                        let refused = async { Err::<(), _>(overloaded("save")) };
+                        let scope = TaskTracker::new();
+                        drop(verbs.complete("save", until, &scope, refused).await.unwrap_err());
+                    }
+                    1 => drop(verbs.claim_permit_by(until).await.unwrap_err()),
+                    _ => {
+                        let done = verbs.run("load", until, (), |_, (), _| unreachable!());
+                        let done: Result<()> = done.await;
+                        drop(done.unwrap_err());
+                    }
+                }
+            }
+            let took = clock::since(began);
+            assert!(took >= Duration::from_millis(190), "{way}: {took:?}");
+        }
+    }
 }

@@ -415,3 +415,36 @@ async fn contention_is_never_an_error() {
             .await;
     assert!(matches!(refused, Err(LockError::BreakRefused { .. })), "{refused:?}");
 }
+
+/// Otherwise a process that stood still between the two would hold a lock that is over, or nearly over, when it is granted.
+#[tokio::test]
+async fn a_lock_is_not_dated_by_a_reading_of_the_clock_long_before_it_is_written() {
+    const SHORT: Duration = Duration::from_secs(2);
+    // A step on a record that is there; a command for several claims.
+    for (held_up, claims) in [("update", 1), ("insert", 6)] {
+        let Faulty { proxy, app, database, .. } = Faulty::new().await;
+        let app = App::with(app.store.database(), |settings| settings.ttl(SHORT)).await;
+        if claims == 1 {
+            lock_records(&database).insert_one(doc! { "_id": "0" }).await.unwrap();
+        }
+        proxy.hold_request(held_up);
+        let keys: Vec<_> = (0..claims).map(|n| key(&n.to_string())).collect();
+        let all = join_all(keys.iter().map(async |key| app.granted(key, &Aid::new()).await));
+        let hold = async {
+            proxy.until_fired(1).await;
+            sleep(SHORT / 2).await;
+            let hello = database.run_command(doc! { "hello": 1 }).await.unwrap();
+            proxy.let_go();
+            *hello.get_datetime("localTime").unwrap()
+        };
+        let (all, let_go) = tokio::join!(all, hold);
+        assert!(all.iter().any(|lock| lock.expires_in() > SHORT / 2));
+        let late = keys.iter().map(async |key| {
+            let record = record(&database, key).await.unwrap();
+            *record.get_datetime("ts").unwrap() >= let_go
+        });
+        // Of several claims, the first ones have commands of their own.
+        let late = join_all(late).await.into_iter().filter(|it| *it).count();
+        assert!(late > 0, "{held_up}");
+    }
+}

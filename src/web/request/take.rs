@@ -236,7 +236,10 @@ impl RequestLocks {
         }
         let parts = &self.manager.parts;
         let alive = parts.sessions.refuse_ended(&mine.lock.aid, self.headers.page, until);
-        let (alive, room) = tokio::join!(alive, parts.granting.may_keep(&mine.lock, until));
+        let (alive, room) = tokio::join!(
+            alive,
+            parts.granting.may_keep(&mine.lock, mine.got == Got::Granted, until)
+        );
         alive.and(room)
     }
 
