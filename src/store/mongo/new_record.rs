@@ -10,18 +10,17 @@ use std::time::{Duration, Instant, SystemTime};
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use crate::{
-    key::{LockId, LockKey},
+    key::LockId,
     lock::LockToken,
     store::{
-        Claim, Rules, TryAcquire,
-        lock_rules::{Moment, Record},
+        lock_rules::Moment,
         mongo::{
             Call,
             admission::Admitted,
             codec::millis,
             error::{Result, is_duplicate_id, unavailable},
             ids::{by_id, exactly},
-            lock_record::{COMPARED, Stored, decode, encode, moment},
+            lock_record::{COMPARED, New, Stored, decode, moment},
             send::{LIMIT, acknowledged, number_of, refusals, run},
         },
     },
@@ -40,26 +39,6 @@ pub(super) fn unknown(asked: Instant) -> Moment {
 pub(super) fn longest_age(ttl: Duration) -> Duration {
     // The shortest leases are those that end with their `max_hold` soon.
     (ttl / 4).max(Duration::from_millis(100))
-}
-
-/// A claim of a free document.
-#[derive(Debug, Clone)]
-pub(super) struct New {
-    key: LockKey,
-    claim: Claim,
-}
-
-impl New {
-    pub(super) fn of(key: &LockKey, claim: &Claim) -> Self {
-        Self { key: key.clone(), claim: claim.clone() }
-    }
-
-    /// The record, and the answer to the claim, if it is made at this moment.
-    pub(super) fn at(&self, rules: &Rules, moment: Moment) -> (Document, TryAcquire) {
-        let mut record = Record::default();
-        let granted = record.try_acquire(&self.key, &self.claim, rules, moment);
-        (encode(self.key.id(), None, &record, rules), granted)
-    }
 }
 
 /// The stage of a pipeline that sets all fields of a record but its `_id`.

@@ -32,8 +32,7 @@ use crate::{
             filters::Target,
             group::{AT_ONCE, Group},
             ids::exactly,
-            lock_record::Stored,
-            new_record::New,
+            lock_record::{New, Stored},
         },
     },
 };
