@@ -74,6 +74,7 @@ mod held_lock;
 mod ids;
 mod index;
 mod lock_record;
+mod owner;
 mod read;
 mod release;
 mod renew;

@@ -109,18 +109,19 @@ impl MongoStore {
             found => found?,
         };
         let mut dangers = Vec::new();
-        for (name, options) in found {
-            let has_records = needs.iter().any(|it| it.collection == name && !it.dates.is_empty());
-            let documents = name.strip_suffix(".lock").unwrap_or(&name);
+        for found in found {
+            let name = &found.name;
+            let has_records = needs.iter().any(|it| it.collection == *name && !it.dates.is_empty());
+            let documents = name.strip_suffix(".lock").unwrap_or(name);
             let is_locked = !has_records || name != documents;
-            let may_be_text = options.collation.is_some()
+            let may_be_text = found.options.collation.is_some()
                 && is_locked
                 && match self.rules_of(documents) {
                     Some(rules) => rules.text_ids,
                     // Nobody has told this program the type of the ids.
                     None => self.has_text_ids(documents).await?,
                 };
-            dangers.extend(danger::of_options(&name, &options, has_records, may_be_text));
+            dangers.extend(danger::of_options(&found, has_records, may_be_text));
         }
         Ok(dangers)
     }
