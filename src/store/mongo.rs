@@ -74,6 +74,7 @@ mod ids;
 mod index;
 mod lock_record;
 mod new_record;
+mod owner;
 mod read;
 mod release;
 mod renew;

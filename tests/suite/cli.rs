@@ -10,7 +10,7 @@ use actix_doclock::{
     store::{Rules, Saved},
 };
 use mongodb::Database;
-use mongodb::bson::{Document, doc, oid::ObjectId};
+use mongodb::bson::{DateTime, Document, doc, oid::ObjectId};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -643,4 +643,52 @@ async fn no_lock_collection_is_made_for_a_lock_collection() {
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.err.contains("`workitem`"), "{ran:?}");
     assert!(database.list_collection_names().await.unwrap().is_empty());
+}
+
+/// The names of the collections, and of their indexes.
+async fn everything(database: &Database) -> Vec<String> {
+    let mut all = Vec::new();
+    for name in database.list_collection_names().await.unwrap() {
+        let indexes = database.collection::<Document>(&name).list_index_names().await;
+        all.push(format!("{name} {:?}", indexes.unwrap_or_default()));
+    }
+    all.sort();
+    all
+}
+
+/// The slip of a hand, as in `--sessions=offer` for `offer`: a TTL index would delete the documents.
+#[tokio::test]
+async fn init_creates_nothing_in_a_collection_of_somebody_else() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    let offers: Vec<_> = (0..50)
+        .map(|n| doc! { "_id": n, "user": "x", "state": "open", "expires": DateTime::MIN })
+        .collect();
+    for name in ["offer", "other.lock"] {
+        database.collection::<Document>(name).insert_many(&offers).await.unwrap();
+    }
+    let view = doc! { "create": "shown", "viewOn": "offer", "pipeline": [] };
+    database.run_command(view).await.unwrap();
+    let before = everything(&database).await;
+    for (args, told) in [
+        (&["init", "--sessions=offer"][..], "did you mean `doclock init offer`"),
+        (&["init", "fresh", "--sessions=offer"], "did you mean `doclock init offer`"),
+        (&["init", "--sessions=workitem"], "did you mean `doclock init workitem`"),
+        (&["init", "--sessions=shown"], "`shown` is a view"),
+        (&["init", "--sessions=workitem.lock"], "is the name of a collection of locks"),
+        (&["init", "--sessions=fresh.lock"], "is the name of a collection of locks"),
+        (&["init", "--sessions=doclock.ended"], "is the name of a collection of locks"),
+        (&["init", "--sessions=doclock.shop.frozen"], "is the name of a collection of locks"),
+        (&["init", "workitem.lock"], "`workitem`"),
+        (&["init", "doclock.ended"], "is a collection of this crate"),
+        (&["init", "doclock.session"], "is a collection of this crate"),
+        (&["init", "fresh", "other"], "other.lock contains documents that are no locks"),
+    ] {
+        let ran = cli.run(args).await;
+        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
+        assert!(ran.err.contains(told), "{args:?}: {ran:?}");
+        assert_eq!(everything(&database).await, before, "{args:?}");
+    }
+    cli.run(&["init", "offer", "--sessions"]).await.ok();
 }

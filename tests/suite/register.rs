@@ -539,3 +539,63 @@ async fn a_strict_client_is_checked_too() {
         "{findings:?}"
     );
 }
+
+#[tokio::test]
+async fn a_lock_collection_of_somebody_else_is_refused_and_gets_no_index() {
+    let database = fresh_database().await;
+    let rows = (0..30).map(|n| doc! { "_id": n, "ts": DateTime::MIN, "title": "bread" });
+    lock_records(&database).insert_many(rows).await.unwrap();
+    let app = App::unregistered(&database, |settings| settings).await;
+    let error = app.locks.register::<WorkItem>().await.unwrap_err().to_string();
+    assert!(error.contains("workitem.lock contains documents that are no locks"), "{error}");
+    assert_eq!(indexes(&database).await, [("_id".to_owned(), None)].into());
+    // One lock among them shows whose collection it is.
+    lock_records(&database).insert_one(doc! { "_id": -1, "ts": DateTime::now() }).await.unwrap();
+    app.locks.register::<WorkItem>().await.unwrap();
+    for reserved in ["workitem.lock", "doclock.ended", "doclock.shop.server"] {
+        let error = app.locks.register_in::<WorkItem>(reserved).await.unwrap_err().to_string();
+        assert!(error.contains("name the collection of"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn lock_records_of_every_kind_are_adopted() {
+    let now = DateTime::now();
+    for record in [
+        doc! { "ts": now, "aid": "x" },
+        doc! { "ts": now },
+        doc! { "ts": now, "aid": "x", "comment": "do not touch" },
+        doc! { "ts": "yesterday" },
+        doc! { "fence": 7 },
+        doc! { "ts": now, "readers": [{ "aid": "x", "ts": now }] },
+        doc! { "queue": [] },
+        doc! {},
+    ] {
+        let database = fresh_database().await;
+        let mut stored = doc! { "_id": "a" };
+        stored.extend(record.clone());
+        lock_records(&database).insert_one(stored).await.unwrap();
+        let app = App::unregistered(&database, |settings| settings).await;
+        let registered = app.locks.register::<WorkItem>().await;
+        registered.unwrap_or_else(|e| panic!("{record}: {e}"));
+        assert_eq!(indexes(&database).await, expected(TTL.as_secs()));
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_ordinary_collection_is_refused() {
+    let capped = doc! { "capped": true, "size": 100_000 };
+    let view = doc! { "viewOn": "offer", "pipeline": [] };
+    let time_series = doc! { "timeseries": { "timeField": "at" } };
+    for (options, kind) in [(capped, "capped"), (view, "a view"), (time_series, "a time series")] {
+        for name in ["workitem", "workitem.lock", "doclock.ended"] {
+            let database = fresh_database().await;
+            let mut create = doc! { "create": name };
+            create.extend(options.clone());
+            database.run_command(create).await.unwrap();
+            let app = App::unregistered(&database, |settings| settings).await;
+            let error = app.locks.register::<WorkItem>().await.unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} is {kind}")), "{error}");
+        }
+    }
+}

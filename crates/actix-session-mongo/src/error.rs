@@ -20,6 +20,7 @@ const TRANSIENT: &[i32] = &[
 const DUPLICATE_KEY: i32 = 11000;
 const UNAUTHORIZED: i32 = 13;
 const NAMESPACE_NOT_FOUND: i32 = 26;
+const IS_A_VIEW: i32 = 166;
 
 /// An operation on sessions has failed.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ impl ResponseError for Error {
     }
 }
 
-/// The collection has an index with which sessions would be lost or refused.
+/// The collection is not one of sessions, or has an index with which sessions would be lost or refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unfit(pub(crate) String);
@@ -141,4 +142,9 @@ pub(crate) fn is_denied(error: &mongodb::error::Error) -> bool {
 
 pub(crate) fn is_no_such_collection(error: &mongodb::error::Error) -> bool {
     code(error) == Some(NAMESPACE_NOT_FOUND)
+}
+
+/// A view has no indexes.
+pub(crate) fn is_view(error: &mongodb::error::Error) -> bool {
+    code(error) == Some(IS_A_VIEW)
 }

@@ -11,7 +11,10 @@ use mongodb::{
     options::IndexOptions,
 };
 
-use crate::error::{Unfit, is_denied, is_no_such_collection};
+use crate::{
+    error::{Unfit, is_denied, is_no_such_collection, is_view},
+    owner,
+};
 
 /// How long the note of an ended session stays, and a session whose end nobody has noticed.
 const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -49,7 +52,14 @@ pub(crate) async fn prepare(collection: &Collection<Document>) -> Result<()> {
     let name = collection.name();
     let database = collection.client().database(&collection.namespace().db);
     let existing = list(&database, name).await?;
-    for step in steps(&existing).map_err(|why| Error::custom(Unfit(why)))? {
+    let steps = steps(&existing).map_err(|why| Error::custom(Unfit(why)))?;
+    // A complete collection is not looked at again: its indexes do whatever they do already.
+    if !steps.is_empty()
+        && let Some(why) = owner::whose(&database, name).await?
+    {
+        return Err(Error::custom(Unfit(why)));
+    }
+    for step in steps {
         let mut command = match &step {
             Step::Create(index) => doc! { "createIndexes": name, "indexes": [index] },
             Step::Change(index) => doc! { "collMod": name, "index": index },
@@ -72,7 +82,7 @@ pub(crate) async fn prepare(collection: &Collection<Document>) -> Result<()> {
 
 async fn list(database: &Database, collection: &str) -> Result<Vec<Document>> {
     match database.run_cursor_command(doc! { "listIndexes": collection }).await {
-        Err(e) if is_no_such_collection(&e) => Ok(Vec::new()),
+        Err(e) if is_no_such_collection(&e) || is_view(&e) => Ok(Vec::new()),
         listed => listed?.try_collect().await,
     }
 }

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, time::Duration};
 use actix_doclock::{
     MongoStore, StoreError, StoreErrorKind,
     limits::DEFAULT_TTL,
-    store::{Needs, Surveyed, Topology},
+    store::{Danger, Needs, Surveyed, Topology},
 };
 use mongodb::{
     Database, Namespace,
@@ -46,8 +46,8 @@ pub const SESSIONS: &str = "doclock.session";
 /// ```
 ///
 /// # Errors
-/// If the database is not reached. A check that the database user has no privilege for is left out, and reported as
-/// left out.
+/// If the database is not reached. A check that fails, or that the database user has no privilege for, is left out, and
+/// reported as left out.
 pub async fn diagnose(
     store: &MongoStore,
     collections: &[impl AsRef<str>],
@@ -76,47 +76,114 @@ async fn look_over(
     if !is_attached {
         needs.push(sessions(SESSIONS));
     }
-    let mut survey = store.survey(needs).await?;
-    if survey.user.is_none() && survey.collections.iter().any(Surveyed::is_hidden) {
+    let (user, mut surveyed) = survey(store, needs, &mut findings).await;
+    if user.is_none() && surveyed.iter().any(Surveyed::is_hidden) {
         findings.push(privilege::not_authenticated(database.name()));
         return Ok(findings);
     }
-    let is_there = |it: &Surveyed| it.indexes.as_ref().is_some_and(|indexes| !indexes.is_empty());
-    survey.collections.retain(|it| is_attached || !is_of_sessions(&it.needs) || is_there(it));
+    let is_there = |it: &Surveyed| {
+        let has_indexes = it.indexes.as_ref().is_some_and(|indexes| !indexes.is_empty());
+        has_indexes || !it.dangers.is_empty()
+    };
+    surveyed.retain(|it| is_attached || !is_of_sessions(&it.needs) || is_there(it));
 
-    let servers = allowed(store.servers().await)?.unwrap_or_default();
+    let servers = store.servers().await;
+    let about = database.name();
+    let servers = checked(&mut findings, about, "the servers", servers).unwrap_or_default();
     findings.extend(fleet::findings(database.name(), &servers));
     let namespace = |it: &Surveyed| Namespace::new(database.name(), &it.needs.collection);
-    for it in &survey.collections {
-        findings.extend(privilege::finding(survey.user.as_ref(), &namespace(it), &it.lacks));
+    for it in &surveyed {
+        findings.extend(privilege::finding(user.as_ref(), &namespace(it), &it.lacks));
         let danger = |danger| index::danger(&namespace(it), danger, &it.needs.indexes);
         findings.extend(it.dangers.iter().map(danger));
     }
     let foreign_ttl = ttl.unwrap_or(DEFAULT_TTL);
-    findings
-        .extend(clock::findings(database, &hello, topology, foreign_ttl).await.map_err(failed)?);
+    let clocks = clock::findings(database, &hello, topology, foreign_ttl).await.map_err(failed);
+    let clocks = checked(&mut findings, about, "the clocks", clocks);
+    findings.extend(clocks.unwrap_or_default());
     findings.extend(store.too_few_connections(collections.len()).map(topology::connections));
     if collections.is_empty() {
         findings.push(index::no_collections(database.name()));
     }
-    for it in survey.collections.iter().filter(|it| !it.needs.indexes.is_empty()) {
+    let has_indexes = |it: &&Surveyed| {
+        !it.needs.indexes.is_empty() && !it.dangers.iter().any(Danger::is_other_kind)
+    };
+    for it in surveyed.iter().filter(has_indexes) {
         let (namespace, needed) = (namespace(it), &it.needs.indexes);
-        if namespace.coll.ends_with(".lock") {
+        if let Some(of_documents) = namespace.coll.strip_suffix(".lock") {
+            let others = store.others_records(of_documents).await;
+            let others = checked(&mut findings, &namespace, "whose records these are", others);
+            findings.extend(others.flatten().map(|it| index::danger(&namespace, &it, needed)));
             if let Some(existing) = &it.indexes {
-                let held = allowed(longest_held(database, &namespace).await.map_err(failed))?;
+                let held = longest_held(database, &namespace).await.map_err(failed);
+                let held = checked(&mut findings, &namespace, "the ttl of the locks", held);
                 findings.extend(index::of_locks(&namespace, needed, existing, ttl, held.flatten()));
             }
             if topology == Topology::Sharded {
-                let key = sharding::key(database.client(), &namespace).await;
-                findings.push(sharding::finding(&namespace, allowed(key.map_err(failed))?));
+                let key = sharding::key(database.client(), &namespace).await.map_err(failed);
+                // Without the privilege, the finding says that nothing is known.
+                if !matches!(&key, Err(e) if e.kind() != StoreErrorKind::Denied) {
+                    findings.push(sharding::finding(&namespace, key.ok()));
+                } else {
+                    checked(&mut findings, &namespace, "the sharding", key);
+                }
             }
-        } else if let Some(existing) = &it.indexes
+            continue;
+        }
+        if is_of_sessions(&it.needs) {
+            let others = actix_session_mongo::others_records(database, &namespace.coll).await;
+            let others = others.map_err(|e| StoreError::new(StoreErrorKind::Other, e.to_string()));
+            let others = checked(&mut findings, &namespace, "whose records these are", others);
+            findings.extend(others.flatten().map(|it| index::others_sessions(&namespace, it)));
+        }
+        if let Some(existing) = &it.indexes
             && (is_of_sessions(&it.needs) || !collections.is_empty())
         {
             findings.extend(index::compare(&namespace, needed, existing));
         }
     }
     Ok(findings)
+}
+
+/// Each check stands alone: what cannot be checked is a finding, and the other checks go on. `None` also if the
+/// database user may not do this, which the check of the privileges reports.
+fn checked<T>(
+    findings: &mut Vec<Finding>,
+    about: impl ToString,
+    what: &str,
+    outcome: Result<T, StoreError>,
+) -> Option<T> {
+    let error = match outcome {
+        Ok(found) => return Some(found),
+        Err(e) if e.kind() == StoreErrorKind::Denied => return None,
+        Err(e) => e,
+    };
+    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+    let problem = format!("could not check {what}: {error}{}", cause.unwrap_or_default());
+    let advice = "remove the cause, and run the check again; all other checks were made";
+    findings.push(Severity::Warning.finding("not_checked", about, problem, advice));
+    None
+}
+
+/// The user, and each collection that can be looked at. If one of them cannot, each is looked at alone.
+async fn survey(
+    store: &MongoStore,
+    needs: Vec<Needs>,
+    findings: &mut Vec<Finding>,
+) -> (Option<(String, String)>, Vec<Surveyed>) {
+    if let Ok(all) = store.survey(needs.clone()).await {
+        return (all.user, all.collections);
+    }
+    let (mut user, mut surveyed) = (None, Vec::new());
+    for needs in needs {
+        let about = Namespace::new(store.database().name(), &needs.collection);
+        let alone = store.survey(vec![needs]).await;
+        if let Some(alone) = checked(findings, about, "the collection", alone) {
+            user = user.or(alone.user);
+            surveyed.extend(alone.collections);
+        }
+    }
+    (user, surveyed)
 }
 
 /// The needs of a collection of web sessions.
@@ -131,28 +198,26 @@ fn is_of_sessions(needs: &Needs) -> bool {
 
 /// The longest ttl of a live lock, as its record states it. A foreign program may have written any number.
 async fn longest_held(database: &Database, locks: &Namespace) -> MongoResult<Option<Duration>> {
-    let expires = doc! { "$add": ["$ts", "$ttl"] };
+    // A record of others may hold anything: in doubles nothing overflows, and what is no number is passed over.
+    let double = |of: &str| {
+        let none = Bson::Null;
+        doc! { "$convert": { "input": of, "to": "double", "onError": none.clone(), "onNull": none } }
+    };
     let is_dated = doc! { "$eq": [{ "$type": "$ts" }, "date"] };
-    let is_live = doc! { "$and": [is_dated, { "$gt": [expires, "$$NOW"] }] };
+    let expires = doc! { "$add": [double("$ts"), double("$ttl")] };
+    let is_live = doc! { "$and": [is_dated, { "$gt": [expires, double("$$NOW")] }] };
+    let is_live = doc! { "$cond": [{ "$isNumber": "$ttl" }, is_live, false] };
     // By the index on `_id`: with `notablescan` the server reads no whole collection without one.
     let all = doc! { "$gte": Bson::MinKey };
     let live = doc! { "_id": all, "ttl": { "$type": "number", "$gt": 0 }, "$expr": is_live };
     let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
     let locks = database.collection::<Document>(&locks.coll);
     let longest = locks.find_one(live).sort(doc! { "ttl": -1 }).selection_criteria(primary);
-    let longest = longest.projection(doc! { "ttl": { "$toDouble": "$ttl" } }).await?;
+    let longest = longest.projection(doc! { "ttl": double("$ttl") }).await?;
     let millis = longest.and_then(|record| record.get_f64("ttl").ok());
     Ok(millis.map(|millis| Duration::from_millis(millis as u64).min(index::LONGEST)))
 }
 
 fn failed(error: mongodb::error::Error) -> StoreError {
     StoreError::from_mongodb("checking the database", error)
-}
-
-/// `None` if the database user may not do this. The check of the privileges reports that anyway.
-fn allowed<T>(result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match result {
-        Err(e) if e.kind() == StoreErrorKind::Denied => Ok(None),
-        result => result.map(Some),
-    }
 }

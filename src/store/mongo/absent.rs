@@ -71,9 +71,8 @@ impl Call<'_> {
             Err(e) if is_denied(&e) => Vec::new(),
             found => found?,
         };
-        let mut dangers =
-            found.iter().flat_map(|(name, options)| danger::of_options(name, options, false, true));
-        let collation = dangers.next();
+        let mut dangers = found.iter().flat_map(|it| danger::of_options(it, false, true));
+        let collation = dangers.find(|it| it.kind == "collation");
         self.absent.0.lock().collation.clone_from(&collation);
         Ok(collation)
     }

@@ -9,7 +9,7 @@ use mongodb::{
 };
 
 use crate::{
-    error::StoreErrorKind,
+    error::{StoreError, StoreErrorKind},
     key::LockKey,
     store::{
         DEFAULT_TTL, Pattern, Rules, StoreResult,
@@ -21,6 +21,7 @@ use crate::{
             create_indexes, danger,
             error::{Doing, Result, failure, is_denied},
             index::Index,
+            owner,
             requirements::Needs,
             send::{Groups, WRITE_CONCERN_TIMEOUT},
         },
@@ -54,8 +55,11 @@ pub(super) async fn prepare(
     rules: &Rules,
 ) -> StoreResult<()> {
     let Inner { database, ended, .. } = &*store.inner;
+    if let Some(problem) = owner::of_name(collection) {
+        return Err(StoreError::new(StoreErrorKind::Other, problem));
+    }
     store.has_transactions().await.doing(|| "asking the server for its kind")?;
-    let looked = refuse_options(database, collection, rules).await;
+    let looked = refuse_options(database, collection, ended.name(), rules).await;
     looked.doing(|| format!("looking at the options of {collection}"))?;
     let locks = primary(database, &format!("{collection}.lock"));
     create_indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules), rules).await?;
@@ -72,10 +76,16 @@ pub(super) async fn prepare(
 }
 
 /// Refuses a collection in which `Home` and `home` are the same document. To this crate they are two
-/// keys, so one document could get two locks. Warns of a validator, which may refuse locks.
-async fn refuse_options(database: &Database, collection: &str, rules: &Rules) -> Result<()> {
+/// keys, so one document could get two locks. Refuses what is no ordinary collection. Warns of a validator, which may
+/// refuse locks.
+async fn refuse_options(
+    database: &Database,
+    collection: &str,
+    ended: &str,
+    rules: &Rules,
+) -> Result<()> {
     let locks = format!("{collection}.lock");
-    let found = match danger::options(database, &[collection, &locks]).await {
+    let found = match danger::options(database, &[collection, &locks, ended]).await {
         Err(e) if is_denied(&e) => {
             if rules.text_ids {
                 log::warn!(
@@ -88,8 +98,10 @@ async fn refuse_options(database: &Database, collection: &str, rules: &Rules) ->
         }
         found => found?,
     };
-    for (name, options) in found {
-        for danger in danger::of_options(&name, &options, name == locks, rules.text_ids) {
+    for found in found {
+        let (has_records, is_of_ended) = (found.name != collection, found.name == ended);
+        let may_be_text = rules.text_ids && !is_of_ended;
+        for danger in danger::of_options(&found, has_records, may_be_text) {
             if danger.is_refused {
                 return Err(failure(StoreErrorKind::Other, danger.to_string()));
             }

@@ -18,6 +18,7 @@ use crate::{
             error::{Doing, Result, code, failure, is_denied},
             filters::nothing_held,
             index::Index,
+            owner,
             requirements::Needs,
             send::rows,
         },
@@ -30,6 +31,8 @@ const INDEX_CONFLICT: [i32; 3] = [85, 86, 276];
 /// How often a server begins again because of such a code.
 const ATTEMPTS: usize = 10;
 const NAMESPACE_NOT_FOUND: i32 = 26;
+/// A view has no indexes.
+const IS_A_VIEW: i32 = 166;
 const INDEX_NOT_FOUND: i32 = 27;
 
 /// Creates the missing indexes of a lock collection, and raises the expiry of its TTL index if it is too low.
@@ -43,6 +46,10 @@ pub(super) async fn ensure_of_locks(
 ) -> StoreResult<()> {
     beside_other_servers(locks, || async {
         let existing = harmless(locks, needs).await?;
+        // A complete collection is not looked at again: its indexes do whatever they do already.
+        if !existing.is_empty() && Index::missing(&needs.indexes, &existing).next().is_some() {
+            owner::refuse_others(locks).await?;
+        }
         let was_fenced = !rules.fenced && existing.iter().any(Index::is_of_fenced);
         // The expiry is lowered only here, where it was not a ttl. Otherwise a server with an old, shorter
         // ttl that restarts would make the TTL monitor remove the live locks of all other servers.
@@ -219,7 +226,9 @@ async fn change(collection: &Collection<Document>, index: Document) -> Result<Do
 pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Index>> {
     let command = doc! { "listIndexes": collection };
     let mut found: Vec<Document> = match rows(database.run_cursor_command(command)).await {
-        Err(e) if code(&e) == Some(NAMESPACE_NOT_FOUND) => return Ok(Vec::new()),
+        Err(e) if matches!(code(&e), Some(NAMESPACE_NOT_FOUND | IS_A_VIEW)) => {
+            return Ok(Vec::new());
+        }
         found => found?,
     };
     // Queries have the collation of the collection, as the index on `_id` has.

@@ -1,5 +1,5 @@
 //! What others have brought to a collection, and its locks or sessions cannot live with: indexes, a collation, a
-//! validator.
+//! validator, or a collection of another kind.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use futures_util::TryStreamExt;
 use mongodb::{
     Database,
     bson::{Document, doc},
-    options::{CreateCollectionOptions, ValidationAction, ValidationLevel},
+    options::{ValidationAction, ValidationLevel},
+    results::{CollectionSpecification, CollectionType},
 };
 
 use crate::store::mongo::{error::Result, index::Index, requirements::Needs};
@@ -16,7 +17,8 @@ use crate::store::mongo::{error::Result, index::Index, requirements::Needs};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Danger {
-    /// The kind, for programs: `unique_index`, `ttl_index`, `short_ttl`, `collation` or `validator`.
+    /// The kind, for programs: `unique_index`, `ttl_index`, `short_ttl`, `collation`, `validator`, `view`,
+    /// `time_series`, `capped` or `others_records`.
     pub kind: &'static str,
     /// The collection.
     pub collection: String,
@@ -31,6 +33,12 @@ pub struct Danger {
 }
 
 impl Danger {
+    /// True if there is no collection of single records at all, so that nothing can be said of its indexes.
+    #[must_use]
+    pub fn is_other_kind(&self) -> bool {
+        ["view", "time_series"].contains(&self.kind)
+    }
+
     fn of_index(
         kind: &'static str,
         needs: &Needs,
@@ -99,13 +107,14 @@ fn of_index(needs: &Needs, index: &Index, existing: &[Index]) -> Option<Danger> 
     Some(Danger::of_index("ttl_index", needs, index, problem, "drop the index"))
 }
 
-/// The dangers in the options of a collection of documents or of records. `may_be_text`: the ids may be strings.
+/// The dangers in the kind and the options of a collection of documents or of records. `may_be_text`: the ids may be
+/// strings.
 pub(super) fn of_options(
-    collection: &str,
-    options: &CreateCollectionOptions,
+    found: &CollectionSpecification,
     has_records: bool,
     may_be_text: bool,
 ) -> Vec<Danger> {
+    let (collection, options) = (&found.name, &found.options);
     let danger = |kind, is_refused, problem, remedy: &str| Danger {
         kind,
         collection: collection.to_owned(),
@@ -132,17 +141,35 @@ pub(super) fn of_options(
         let remedy = "set its `validationAction` to `warn`, or remove it: the collection belongs to this crate";
         danger("validator", false, problem, remedy)
     });
-    collation.into_iter().chain(validator).collect()
+    let other_kind = match &found.collection_type {
+        CollectionType::View => Some(("view", "is a view, in which MongoDB writes nothing")),
+        CollectionType::Timeseries => {
+            Some(("time_series", "is a time series, in which MongoDB changes no single document"))
+        }
+        _ if options.capped == Some(true) => Some((
+            "capped",
+            "is capped, so that MongoDB refuses each save in a transaction, and removes the oldest documents by itself",
+        )),
+        _ => None,
+    };
+    let other_kind = other_kind.map(|(kind, problem)| {
+        let remedy = if has_records {
+            "drop or rename it: the name belongs to this crate, which creates an ordinary collection there"
+        } else {
+            "copy it into an ordinary collection, and lock the documents there"
+        };
+        danger(kind, true, problem.to_owned(), remedy)
+    });
+    other_kind.into_iter().chain(collation).chain(validator).collect()
 }
 
-/// The options of these collections, as far as they exist.
+/// The kinds and the options of these collections, as far as they exist.
 pub(super) async fn options(
     database: &Database,
     names: &[&str],
-) -> Result<Vec<(String, CreateCollectionOptions)>> {
+) -> Result<Vec<CollectionSpecification>> {
     let named = doc! { "name": { "$in": names } };
-    let found = database.list_collections().filter(named).await?;
-    found.map_ok(|it| (it.name, it.options)).try_collect().await
+    database.list_collections().filter(named).await?.try_collect().await
 }
 
 /// Matches documents whose `_id` is a string.

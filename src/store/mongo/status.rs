@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{MongoStore, error::Doing, index::Index},
+    mongo::{Danger, MongoStore, error::Doing, index::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No
@@ -34,7 +34,8 @@ pub(super) async fn status(store: &MongoStore, collections: &[&str]) -> StoreRes
             !collections.is_empty() || it.needs.collection != store.inner.ended.name();
         let missing = it.indexes.iter().flat_map(|there| Index::missing(&it.needs.indexes, there));
         let missing: Vec<_> = missing.map(ToString::to_string).collect();
-        if is_prepared && !missing.is_empty() {
+        let is_other_kind = it.dangers.iter().any(Danger::is_other_kind);
+        if is_prepared && !is_other_kind && !missing.is_empty() {
             status.missing_indexes.insert(it.needs.collection.clone(), missing);
         }
         if is_prepared && !it.dangers.is_empty() {

@@ -16,8 +16,9 @@ use crate::store::{
         collection::primary,
         create_indexes,
         danger::{self, Danger},
-        error::{code, is_denied, store_error},
+        error::{Doing, code, is_denied, store_error},
         index::Index,
+        owner,
         requirements::Needs,
     },
 };
@@ -57,6 +58,17 @@ impl Surveyed {
 }
 
 impl MongoStore {
+    /// The records in the lock collection of `collection`, if they are documents of somebody else: it has records, and
+    /// none of a few is a lock.
+    ///
+    /// # Errors
+    /// If the database is not reached, or its user may not read the locks.
+    pub async fn others_records(&self, collection: &str) -> StoreResult<Option<Danger>> {
+        let locks = format!("{collection}.lock");
+        let found = owner::others_records(&primary(self.database(), &locks)).await;
+        found.doing(|| format!("looking at the records of {locks}"))
+    }
+
     /// Compares the database with these [needs](Self::needs). It only reads.
     ///
     /// # Errors
@@ -109,18 +121,19 @@ impl MongoStore {
             found => found?,
         };
         let mut dangers = Vec::new();
-        for (name, options) in found {
-            let has_records = needs.iter().any(|it| it.collection == name && !it.dates.is_empty());
-            let documents = name.strip_suffix(".lock").unwrap_or(&name);
+        for found in found {
+            let name = &found.name;
+            let has_records = needs.iter().any(|it| it.collection == *name && !it.dates.is_empty());
+            let documents = name.strip_suffix(".lock").unwrap_or(name);
             let is_locked = !has_records || name != documents;
-            let may_be_text = options.collation.is_some()
+            let may_be_text = found.options.collation.is_some()
                 && is_locked
                 && match self.rules_of(documents) {
                     Some(rules) => rules.text_ids,
                     // Nobody has told this program the type of the ids.
                     None => self.has_text_ids(documents).await?,
                 };
-            dangers.extend(danger::of_options(&name, &options, has_records, may_be_text));
+            dangers.extend(danger::of_options(&found, has_records, may_be_text));
         }
         Ok(dangers)
     }

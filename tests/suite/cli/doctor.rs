@@ -1,5 +1,7 @@
 //! The findings of `doclock doctor`, and the advice in them.
 
+use mongodb::bson::Bson;
+
 use super::*;
 use crate::rig::client;
 use crate::rig::mongod::Mongod;
@@ -475,4 +477,92 @@ async fn two_applications_in_one_database_are_found_and_kept_apart_by_their_name
     assert_eq!(plain.freezes(Deadline::NONE).await.unwrap().on, []);
     assert_eq!(named.freezes(Deadline::NONE).await.unwrap().on.len(), 1);
     assert_eq!(cli.run(&["--application", "a.b", "doctor"]).await.code, Some(2));
+}
+
+/// A record of others may hold anything as its ttl, and no check ends with it.
+#[tokio::test]
+async fn an_odd_ttl_does_not_end_the_doctor() {
+    let odd = [
+        Bson::from("30"),
+        DateTime::now().into(),
+        vec![1, 2].into(),
+        doc! { "seconds": 30 }.into(),
+        true.into(),
+        1e300.into(),
+        f64::NAN.into(),
+        f64::INFINITY.into(),
+        i64::MAX.into(),
+        Bson::Decimal128("9E6000".parse().unwrap()),
+    ];
+    for ttl in odd {
+        let (cli, database) = Cli::fresh().await;
+        App::on(&database).await;
+        let record = doc! { "_id": "a", "ts": DateTime::now(), "aid": "x", "ttl": &ttl };
+        lock_records(&database).insert_one(record).await.unwrap();
+        lock_records(&database).drop_index("aid_1").await.unwrap();
+        let (_, findings) = faults(&cli, &[]).await;
+        assert!(findings.iter().any(|it| it["code"] == "missing_index"), "{ttl}: {findings:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_checked_is_a_finding_and_the_other_checks_go_on() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    App::on(&database).await;
+    lock_records(&database).drop_index("aid_1").await.unwrap();
+    let cli = Cli { uri: server.uri(), database: database.name().to_owned() };
+    for (command, what) in [
+        ("aggregate", "whose records these are"),
+        ("find", "the ttl of the locks"),
+        ("listCollections", "the collection"),
+    ] {
+        let named = ["--collection", "workitem"];
+        let data = doc! { "failCommands": [command], "errorCode": 96 };
+        let on = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
+        server.admin(on).await;
+        let (_, findings) = faults(&cli, &named).await;
+        let off = doc! { "configureFailPoint": "failCommand", "mode": "off" };
+        server.admin(off).await;
+        let of = |code: &str| findings.iter().filter(|it| it["code"] == code).collect::<Vec<_>>();
+        let told = format!("could not check {what}: ");
+        let is_told = |it: &&Value| it["problem"].as_str().unwrap().starts_with(&told);
+        assert!(of("not_checked").iter().any(is_told), "{command}: {findings:?}");
+        let others = command == "listCollections" || !of("missing_index").is_empty();
+        assert!(others, "{command}: {findings:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_collection_of_another_kind_or_of_somebody_else_is_found() {
+    let time_series = doc! { "timeseries": { "timeField": "at" } };
+    let view = doc! { "viewOn": "offer", "pipeline": [] };
+    let capped = doc! { "capped": true, "size": 100_000 };
+    for (options, code) in [(time_series, "time_series"), (view, "view"), (capped, "capped")] {
+        for collection in ["workitem", "workitem.lock", "x.lock", "doclock.ended"] {
+            let (cli, database) = Cli::fresh().await;
+            App::on(&database).await;
+            database.collection::<Document>(collection).drop().await.unwrap();
+            let mut create = doc! { "create": collection };
+            create.extend(options.clone());
+            database.run_command(create).await.unwrap();
+            let (ran, findings) = faults(&cli, &[]).await;
+            let finding = findings.iter().find(|it| it["code"] == code);
+            let finding = finding.unwrap_or_else(|| panic!("{collection} {code}: {ran:?}"));
+            says(finding, code, "about", collection);
+            assert_eq!(finding["severity"], "error");
+        }
+    }
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    let offer = doc! { "_id": "a", "title": "bread", "expires": DateTime::now() };
+    for name in ["offer", "workitem.lock"] {
+        database.collection::<Document>(name).insert_one(&offer).await.unwrap();
+    }
+    let (ran, findings) = faults(&cli, &["--sessions=offer"]).await;
+    for about in ["offer", "workitem.lock"] {
+        let about = format!("{}.{about}", cli.database);
+        let is_told = |it: &Value| it["code"] == "others_records" && it["about"] == *about;
+        assert!(findings.iter().any(is_told), "{about}: {ran:?}");
+    }
 }

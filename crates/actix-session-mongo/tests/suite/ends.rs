@@ -115,3 +115,39 @@ async fn the_collection_can_be_prepared_before_and_again() {
     let names = records(&database).list_index_names().await.unwrap();
     assert_eq!(names, ["_id_", "expires_1", "due_1", "by_1", "aid_1", "user_1"]);
 }
+
+#[actix_web::test]
+async fn a_collection_of_somebody_else_is_refused_and_gets_no_index() {
+    let database = database().await;
+    let offers: Vec<_> =
+        (0..50).map(|n| doc! { "_id": n, "expires": 1, "state": "open" }).collect();
+    let locked = doc! { "_id": "a" };
+    database.collection::<Document>("workitem.lock").insert_one(&locked).await.unwrap();
+    database.collection::<Document>("offer").insert_many(&offers).await.unwrap();
+    for name in ["offer", "workitem", "workitem.lock", "doclock.ended"] {
+        let built = MongoSessionStore::builder(&database).collection(name).build().await;
+        let error = built.unwrap_err();
+        assert!(!error.is_outage() && error.to_string().contains(name), "{error}");
+        let records = database.collection::<Document>(name);
+        let indexes = records.list_index_names().await.unwrap_or_default();
+        assert!(indexes.len() <= 1, "{name}: {indexes:?}");
+    }
+}
+
+#[actix_web::test]
+async fn sessions_and_notes_of_sessions_are_adopted_without_their_indexes() {
+    let database = database().await;
+    let server = Server::on(&database).await;
+    let session = server.session("alice", "one").await;
+    for _ in 0..2 {
+        records(&database).drop_indexes().await.unwrap();
+        records(&database).insert_one(doc! { "odd": true }).await.unwrap();
+        prepare(&database, "session").await.unwrap();
+        assert_eq!(records(&database).list_index_names().await.unwrap().len(), 6);
+        // Then only the notes are left.
+        server.sessions.delete(&session).await.unwrap();
+    }
+    records(&database).drop().await.unwrap();
+    server.sessions.revoke("one").await.unwrap();
+    prepare(&database, "session").await.unwrap();
+}

@@ -146,6 +146,13 @@ pub(super) fn danger(namespace: &Namespace, danger: &Danger, needed: &[Index]) -
     }
 }
 
+/// The collection that was named for web sessions is somebody else's.
+pub(super) fn others_sessions(namespace: &Namespace, problem: String) -> Finding {
+    let advice = "give the sessions a collection of their own; if the collection has the TTL index already, drop that \
+                  first, because it removes documents";
+    Severity::Error.finding("others_records", namespace, problem, advice)
+}
+
 fn create(namespace: &Namespace, index: &Index) -> String {
     let (shell, field) = (in_shell(namespace), quoted(&index.field));
     match index.expires_after {

@@ -16,10 +16,11 @@ const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result {
     for collection in &args.collections {
         LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
-        if let Some(of_documents) = collection.strip_suffix(".lock") {
-            return Err(Failure::Usage(format!(
-                "`{collection}` is the name of a lock collection: name the collection of the documents, `{of_documents}`"
-            )));
+        if let Some(problem) = MongoStore::no_documents(collection) {
+            return Err(Failure::Usage(problem));
+        }
+        if let Some(danger) = answer(store.others_records(collection)).await? {
+            return Err(Failure::Usage(danger.to_string()));
         }
         let before = answer(store.attach(collection)).await?;
         if before.is_some_and(|rules| rules.fenced) && !args.fenced {
@@ -27,6 +28,9 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
                 "`{collection}` is fenced, and its fencing tokens would be lost: add --fenced"
             )));
         }
+    }
+    if let Some(sessions) = &args.sessions {
+        refuse_others(store, sessions).await?;
     }
     let mut rules = Rules::new(args.ttl);
     if args.fenced {
@@ -41,10 +45,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
     }
     if let Some(sessions) = &args.sessions {
         let prepared = actix_session_mongo::prepare(store.database(), sessions).await;
-        prepared.map_err(|e| match e.is_outage() {
-            true => StoreError::new(StoreErrorKind::Unavailable, e.to_string()),
-            false => StoreError::new(StoreErrorKind::Other, e.to_string()),
-        })?;
+        prepared.map_err(failed)?;
     }
     if json {
         let made = made.iter().map(|(collection, ttl)| {
@@ -77,4 +78,26 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
         output::print(&format!("{sessions} is ready; sessions go a day after their end"))?;
     }
     Ok(Outcome::Done)
+}
+
+/// Before anything is created: `--sessions=offer` may be a slip of the hand.
+async fn refuse_others(store: &MongoStore, sessions: &str) -> Result<()> {
+    let others = actix_session_mongo::others_records(store.database(), sessions);
+    let others = answer(async { others.await.map_err(failed) }).await?;
+    let Some(why) = others else { return Ok(()) };
+    let meant = match MongoStore::no_documents(sessions) {
+        None => format!(
+            "; did you mean `doclock init {sessions}`, which prepares locks for its documents?"
+        ),
+        Some(_) => String::new(),
+    };
+    Err(Failure::Usage(why + &meant))
+}
+
+fn failed(error: actix_session_mongo::Error) -> StoreError {
+    let kind = match error.is_outage() {
+        true => StoreErrorKind::Unavailable,
+        false => StoreErrorKind::Other,
+    };
+    StoreError::new(kind, error.to_string())
 }
