@@ -10,6 +10,7 @@ use actix_doclock::{
     Aid, LockError, LockKey, LockManager, Lockable, MongoStore, StoreErrorKind, store::Saved,
 };
 use doclock_conformance::Shorthand;
+use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Database, IndexModel};
 
