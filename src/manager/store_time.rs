@@ -1,5 +1,5 @@
 //! Compares the store's clock with the clock of this process, which stands still while its machine is suspended, moved or
-//! restored from a snapshot. What this process believes about locks and freezes is then older than it seems.
+//! restored from a snapshot. The beliefs of this process about locks and freezes are then older than they seem.
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -34,8 +34,8 @@ pub(super) fn unknown(asked: Instant) -> Moment {
     Moment { now: FUTURE, read: asked, date: SystemTime::UNIX_EPOCH + FUTURE }
 }
 
-/// By how much a lease may be shorter than it should be when it is written, because its date is that of an earlier reading
-/// of the server's clock. The server, or a later reading, must prove that it is not older: the process may have stood still.
+/// The longest time between a reading of the server's clock and the write of a lease that has its date. The server, or a
+/// later reading, must prove that it was not longer: the process may have stood still.
 pub(super) fn longest_age(ttl: Duration) -> Duration {
     // The shortest leases are those that end with their `max_hold` soon.
     (ttl / 4).max(Duration::from_millis(100))
@@ -141,9 +141,9 @@ impl Call<'_> {
     // insert returns for each record: nothing → made. Error 11000 → there is one. No reply, or the read finds another lock
     // by now, or an old date → not known; each claim is repeated, and recognises its grant.
     //
-    // The server makes many records by one insert in a third of the time of as many upserts, but an insert has no
-    // expressions. So the date is a reading of the server's clock before the insert, and a reading after it, with the
-    // records, proves how old the date is at most: the process may have stood still in between.
+    // An insert has no expressions, but the server makes many records by it in a third of the time of as many upserts. The
+    // date is a reading of the server's clock before the insert. A reading after the insert, with the records, proves how
+    // old that date is at most: the process may have stood still in between.
     async fn make_all(&self, all: &[New]) -> Result<Vec<Result<Option<Moment>>>> {
         let before = self.store.time(LIMIT).await?;
         let documents: Vec<_> = all.iter().map(|new| new.at(&self.rules, before).0).collect();
