@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, Result},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
@@ -34,6 +34,13 @@ use crate::{
 /// For how long a lock within the limit waits for newer locks beyond it to be given back, and how often it counts.
 const GIVES_WAY: Duration = Duration::from_secs(1);
 const COUNT_AGAIN: Duration = Duration::from_millis(20);
+
+/// Nobody has named this lock yet, so it is not stale for anybody.
+fn given_back(key: &LockKey) -> LockError {
+    let what =
+        format!("the lock on {key} was given back by another request of its session: try again");
+    StoreError::new(StoreErrorKind::Unavailable, what).into()
+}
 
 /// What a read shows of a document whose lock a session asks for.
 pub(crate) enum Looked {
@@ -309,10 +316,7 @@ impl Granting {
             match locks.iter().position(|it| it.token == lock.token) {
                 Some(at) if at < limit && (locks.len() <= limit || !is_fresh) => return Ok(()),
                 Some(at) if at < limit && clock::now() < patience => sleep(COUNT_AGAIN).await,
-                // The request that was granted this lock has given it back.
-                None if locks.len() < limit => {
-                    return Err(LockError::StaleToken { key: lock.key.clone() });
-                }
+                None if locks.len() < limit => return Err(given_back(&lock.key)),
                 _ => return Err(self.too_many_locks()),
             }
         }
