@@ -103,7 +103,7 @@ async fn list(database: &Database, names: &[&str]) -> Result<Vec<CollectionSpeci
 fn is_session(record: &Document) -> bool {
     let names = record.get_array("names").into_iter().flatten();
     let names: Vec<_> = names.filter_map(Bson::as_str).collect();
-    let is_hash = record.get_str("of_id") == Ok("binData");
+    let is_hash = record.get_str("of_id").is_ok_and(|it| it == "binData");
     names.contains(&"expires")
         && (is_hash || names.contains(&"ended"))
         && names.iter().all(|name| FIELDS.contains(name))
