@@ -12,12 +12,32 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
 }
 
 /// A text that somebody has written for other people, as one line of at most this many bytes: without line breaks and other
-/// control characters, and without marks that change the direction of the text around it.
+/// control characters, and without marks that change the direction of the text around it. A text of which nothing would be
+/// seen is empty.
 pub(crate) fn one_line(text: &str, bytes: usize) -> String {
     let turns = |c| matches!(c, '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let plain = text.chars().filter(|c| !turns(*c)).map(|c| if breaks(c) { ' ' } else { c });
-    cut(plain.collect::<String>().trim().to_owned(), bytes)
+    let plain: String = plain.collect();
+    if plain.chars().all(is_unseen) {
+        return String::new();
+    }
+    cut(plain.trim().to_owned(), bytes)
+}
+
+/// True for blanks and for characters without a shape of their own. Some of them join other characters, as in an emoji of
+/// several.
+///
+/// Source: the property `Default_Ignorable_Code_Point` of Unicode; and the blank of Braille, which looks like a space.
+fn is_unseen(c: char) -> bool {
+    c.is_whitespace()
+        || c.is_control()
+        || matches!(c,
+            '\u{AD}' | '\u{34F}' | '\u{61C}' | '\u{115F}' | '\u{1160}' | '\u{17B4}' | '\u{17B5}'
+            | '\u{180B}'..='\u{180F}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}'
+            | '\u{2060}'..='\u{206F}' | '\u{2800}' | '\u{3164}' | '\u{FE00}'..='\u{FE0F}' | '\u{FEFF}'
+            | '\u{FFA0}' | '\u{FFF0}'..='\u{FFF8}' | '\u{1BCA0}'..='\u{1BCA3}'
+            | '\u{1D173}'..='\u{1D17A}' | '\u{E0000}'..='\u{E0FFF}')
 }
 
 /// Shortens a name for a line of the log: clients choose names, and the beginning says enough.
