@@ -43,8 +43,8 @@ mod status;
 mod watch;
 
 pub use answer::{
-    Answered, Asked, Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept,
-    TryAcquire,
+    Answered, Asked, Confirmed, Ended, Frozen, HandedOver, LastEnd, Released, Renewed, Saved,
+    Swept, TryAcquire,
 };
 pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal};
 pub(crate) use document::Draft;
@@ -614,9 +614,11 @@ pub trait Servers: Send + Sync + 'static {
         async { Err(cannot("cannot keep a freeze")) }
     }
 
-    /// The freezes that are on. The manager obeys them; the store grants locks as ever.
-    fn freezes(&self, _until: Deadline) -> impl Verb<Vec<Freeze>> {
-        async { Ok(Vec::new()) }
+    /// The freezes that are on, with the store's time. The manager obeys them; the store grants locks as ever.
+    ///
+    /// The manager asks once a second. By the time it also learns whether its process has stood still.
+    fn freezes(&self, _until: Deadline) -> impl Verb<Frozen> {
+        async { Ok(Frozen::default()) }
     }
 
     /// Notes that a server has read this freeze and obeys it: once for each server, at most
@@ -710,7 +712,7 @@ erase! {
     }
     Servers {
         fn set_freeze(scope: &'a Scope, freeze: Option<&'a NewFreeze>) -> Vec<Freeze>;
-        fn freezes() -> Vec<Freeze>;
+        fn freezes() -> Frozen;
         fn obey_freeze(id: Uuid, server: Uuid) -> ();
         fn note_server(id: Uuid, note: Option<&'a ServerNote>) -> Fleet;
     }

@@ -12,32 +12,22 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
 }
 
 /// A text that somebody has written for other people, as one line of at most this many bytes: without line breaks and other
-/// control characters, and without marks that change the direction of the text around it. A text of which nothing would be
-/// seen is empty.
+/// control characters, and without marks that change the direction of the text around it. Empty if nobody can see any of it.
 pub(crate) fn one_line(text: &str, bytes: usize) -> String {
     let turns = |c| matches!(c, '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let plain = text.chars().filter(|c| !turns(*c)).map(|c| if breaks(c) { ' ' } else { c });
     let plain: String = plain.collect();
-    if plain.chars().all(is_unseen) {
-        return String::new();
-    }
-    cut(plain.trim().to_owned(), bytes)
+    // Within a text they stay: they join the parts of an emoji, for example.
+    let is_shown = |c: char| !c.is_whitespace() && !is_blank(c);
+    if plain.chars().any(is_shown) { cut(plain.trim().to_owned(), bytes) } else { String::new() }
 }
 
-/// True for blanks and for characters without a shape of their own. Some of them join other characters, as in an emoji of
-/// several.
-///
-/// Source: the property `Default_Ignorable_Code_Point` of Unicode; and the blank of Braille, which looks like a space.
-fn is_unseen(c: char) -> bool {
-    c.is_whitespace()
-        || c.is_control()
-        || matches!(c,
-            '\u{AD}' | '\u{34F}' | '\u{61C}' | '\u{115F}' | '\u{1160}' | '\u{17B4}' | '\u{17B5}'
-            | '\u{180B}'..='\u{180F}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}'
-            | '\u{2060}'..='\u{206F}' | '\u{2800}' | '\u{3164}' | '\u{FE00}'..='\u{FE0F}' | '\u{FEFF}'
-            | '\u{FFA0}' | '\u{FFF0}'..='\u{FFF8}' | '\u{1BCA0}'..='\u{1BCA3}'
-            | '\u{1D173}'..='\u{1D17A}' | '\u{E0000}'..='\u{E0FFF}')
+/// True for a character without a shape that is no white space: joiners, fillers, selectors and tags.
+fn is_blank(c: char) -> bool {
+    matches!(c, '\u{AD}' | '\u{34F}' | '\u{115F}' | '\u{1160}' | '\u{17B4}' | '\u{17B5}' | '\u{180B}'..='\u{180F}'
+        | '\u{200B}'..='\u{200D}' | '\u{2060}'..='\u{206F}' | '\u{2800}' | '\u{3164}' | '\u{FE00}'..='\u{FE0F}'
+        | '\u{FEFF}' | '\u{FFA0}' | '\u{E0000}'..='\u{E0FFF}')
 }
 
 /// Shortens a name for a line of the log: clients choose names, and the beginning says enough.
@@ -64,5 +54,24 @@ pub(crate) fn millis_if_any<S: Serializer>(
     match duration {
         Some(duration) => millis(duration, to),
         None => to.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_nobody_can_see_is_empty() {
+        for blank in [
+            "\u{200B}",
+            " \u{FEFF}\t\u{2060}",
+            "\u{3164}\u{2800}",
+            "\u{A0}\u{3000}",
+            "\u{E0041}\u{FE0F}",
+        ] {
+            assert_eq!(one_line(blank, 100), "", "{blank:?}");
+        }
+        assert_eq!(one_line("\u{1F469}\u{200D}\u{1F4BB}", 100), "\u{1F469}\u{200D}\u{1F4BB}");
     }
 }

@@ -28,6 +28,7 @@ use crate::{
         reads::Reads,
         saves::Saves,
         sessions::Sessions,
+        store_time::StoreTime,
         verbs::{Runner, Verbs},
         wait::Queues,
         watch::{events::Events, streams::Streams},
@@ -402,7 +403,9 @@ impl LockManagerBuilder {
         let stop = Stop::default();
         let verbs = Arc::new(Verbs::new(self.store, Runner::on_current_runtime(), deadline));
         let (events, log_limit) = (Arc::<Events>::default(), Arc::<LogLimit>::default());
-        let freezes = Arc::new(Freezes::new(Arc::clone(&verbs), Arc::clone(&events)));
+        let time = Arc::<StoreTime>::default();
+        let freezes = Freezes::new(Arc::clone(&verbs), Arc::clone(&events), Arc::clone(&time));
+        let freezes = Arc::new(freezes);
         let servers = Arc::new(Servers::new(Arc::clone(&verbs), ttl));
         let collections = Arc::new(Collections::new(
             Arc::clone(&verbs),
@@ -415,6 +418,7 @@ impl LockManagerBuilder {
             activity: Activity::new(ttl / 3),
             watched: Default::default(),
             losses: Default::default(),
+            time,
             queues: Arc::new(Queues::new(
                 limits,
                 Arc::clone(&verbs),

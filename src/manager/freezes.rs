@@ -18,8 +18,8 @@ use crate::{
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
     manager::{
-        MAX_REASON_BYTES, Parts, claim::Provisional, pauses::Pauses, verbs::Verbs,
-        watch::events::Events,
+        MAX_REASON_BYTES, Parts, claim::Provisional, pauses::Pauses, store_time::StoreTime,
+        verbs::Verbs, watch::events::Events,
     },
     random,
     text::{cut, short},
@@ -39,6 +39,7 @@ pub(crate) struct Freezes {
     events: Arc<Events>,
     known: watch::Sender<Vec<Freeze>>,
     newest: Mutex<Newest>,
+    time: Arc<StoreTime>,
     /// The id by which a freeze notes that this server obeys it.
     server: Uuid,
 }
@@ -53,10 +54,11 @@ struct Newest {
 }
 
 impl Freezes {
-    pub(super) fn new(verbs: Arc<Verbs>, events: Arc<Events>) -> Self {
+    pub(super) fn new(verbs: Arc<Verbs>, events: Arc<Events>, time: Arc<StoreTime>) -> Self {
         let now = clock::now();
         let newest = Mutex::new(Newest { asked: now, since: now });
-        Self { verbs, events, known: watch::Sender::default(), newest, server: random::uuid() }
+        let (known, server) = (watch::Sender::default(), random::uuid());
+        Self { verbs, events, known, newest, time, server }
     }
 
     /// The freeze of this collection that ends last.
@@ -140,6 +142,7 @@ impl Freezes {
     /// Ends the freeze of this scope. True if there was one.
     pub(super) async fn end(&self, scope: Scope) -> Result<bool> {
         let before = self.verbs.ask("freezes", (), |store, (), until| store.freezes(until)).await?;
+        let before = before.on;
         let asked = clock::now();
         let left = self
             .verbs
@@ -157,7 +160,10 @@ impl Freezes {
         let asked = clock::now();
         let now =
             self.verbs.run("freezes", until, (), |store, (), until| store.freezes(until)).await?;
-        self.saw_and_tell(now, asked, asked);
+        if let Some(at) = now.at {
+            self.time.heard(asked, at);
+        }
+        self.saw_and_tell(now.on, asked, asked);
         Ok(())
     }
 
@@ -188,7 +194,7 @@ impl Freezes {
 
     /// Gives a fresh lock back if its collection was frozen in the meantime.
     pub(super) async fn refuse(&self, fresh: Provisional, until: Instant) -> Result<Provisional> {
-        match self.check(&fresh.lock.key, until).await {
+        match self.check(&fresh.lock.key, Some(fresh.lock.since), until).await {
             Ok(()) => Ok(fresh),
             Err(refused) => {
                 if let LockError::Frozen { .. } = refused {
@@ -199,11 +205,20 @@ impl Freezes {
         }
     }
 
+    /// `granted` is the store's date of a fresh lock: a freeze from before that date must be known, however long this
+    /// process stood still.
+    ///
     /// # Errors
     /// [`LockError::Frozen`], and the errors of the store.
-    pub(super) async fn check(&self, key: &LockKey, until: Instant) -> Result<()> {
+    pub(super) async fn check(
+        &self,
+        key: &LockKey,
+        granted: Option<SystemTime>,
+        until: Instant,
+    ) -> Result<()> {
         let asked = self.newest.lock().asked;
-        if clock::since(asked) > OLD {
+        let is_older = |granted| self.time.is_before(granted, OLD);
+        if clock::since(asked) > OLD || granted.is_some_and(is_older) {
             self.ask(until).await?;
         }
         match self.on(key.collection()) {
@@ -244,6 +259,7 @@ pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
 pub(super) async fn follow(manager: Weak<Parts>) {
     let mut pauses = Pauses::new("asking for freezes", POLL);
     let mut noted = Vec::new();
+    let mut standstills = manager.upgrade().map(|parts| parts.seen.time.standstills());
     while let Some(parts) = manager.upgrade() {
         let freezes = &parts.freezes;
         // Without a type nothing can be locked, and the store may not be prepared.
@@ -254,7 +270,14 @@ pub(super) async fn follow(manager: Weak<Parts>) {
                 freezes.ask(parts.verbs.until()).await?;
                 freezes.note_obedience(&mut noted, parts.collections.grants_locks()).await
             };
-            match ask.await {
+            let asked = ask.await;
+            if let Some(news) = &mut standstills
+                && news.has_changed().unwrap_or(false)
+            {
+                news.mark_unchanged();
+                parts.look_again();
+            }
+            match asked {
                 Ok(()) => pauses.after_success(Some(POLL)),
                 Err(e) => pauses.after_failure(&e).min(POLL),
             }
@@ -272,7 +295,7 @@ mod tests {
     fn freezes() -> Freezes {
         let store = Arc::new(MemoryStore::new());
         let calls = Verbs::new(store, Runner::on_current_runtime(), Duration::from_secs(1));
-        Freezes::new(Arc::new(calls), Arc::default())
+        Freezes::new(Arc::new(calls), Arc::default(), Arc::default())
     }
 
     fn freeze() -> Vec<Freeze> {
@@ -296,7 +319,7 @@ mod tests {
     async fn a_grant_asks_again_if_the_last_answer_is_older_than_two_seconds() {
         let (freezes, key) = (freezes(), LockKey::new("page", 1).unwrap());
         let began = clock::now();
-        let check = async || freezes.check(&key, clock::now() + Duration::from_secs(1)).await;
+        let check = async || freezes.check(&key, None, clock::now() + Duration::from_secs(1)).await;
         tokio::time::advance(OLD).await;
         check().await.unwrap();
         assert_eq!(freezes.newest.lock().asked, began);

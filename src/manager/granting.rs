@@ -8,11 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, Result},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
@@ -29,6 +30,17 @@ use crate::{
     },
     store::{Claim, Confirmed, TryAcquire},
 };
+
+/// For how long a lock within the limit waits for newer locks beyond it to be given back, and how often it counts.
+const GIVES_WAY: Duration = Duration::from_secs(1);
+const COUNT_AGAIN: Duration = Duration::from_millis(20);
+
+/// Nobody has named this lock yet, so it is not stale for anybody.
+fn given_back(key: &LockKey) -> LockError {
+    let what =
+        format!("the lock on {key} was given back by another request of its session: try again");
+    StoreError::new(StoreErrorKind::Unavailable, what).into()
+}
 
 /// What a read shows of a document whose lock a session asks for.
 pub(crate) enum Looked {
@@ -163,7 +175,7 @@ impl Granting {
             }
             // Perhaps the grant of another request, which the freeze takes back at this moment.
             Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
-                self.freezes.check(key, until).await?;
+                self.freezes.check(key, None, until).await?;
                 Ok(Acquired::AlreadyMine(lock))
             }
             other => Ok(other),
@@ -194,7 +206,7 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired> {
-        let permit = self.verbs.claim_permit()?;
+        let permit = self.verbs.claim_permit_by(until).await?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (Arc::new(claim), 0);
@@ -284,21 +296,29 @@ impl Granting {
         Err(self.too_many_locks())
     }
 
-    /// Refuses a lock that a web session was just granted or has joined, if the session has too many locks without it.
-    /// The older locks stay, so that one of two simultaneous requests gets the last place. Asks the store only if the
-    /// session may be close to the limit.
-    pub(crate) async fn may_keep(&self, lock: &Lock, until: Instant) -> Result<()> {
+    /// Refuses a lock that a web session was just granted or has joined, if the session has too many locks with it.
+    ///
+    /// Each request counts after its own grant, and keeps it only if the count is within the limit. So of any locks that
+    /// are kept, the request that counted last has counted all of them, whatever their dates say. The dates say who gives
+    /// way: the newest locks do at once, and an older one waits for them, so that one of several simultaneous requests gets
+    /// the last place. A lock that is not fresh is one of another request, which counts for itself.
+    ///
+    /// Asks the store only if the session may be close to the limit.
+    pub(crate) async fn may_keep(&self, lock: &Lock, is_fresh: bool, until: Instant) -> Result<()> {
         let limit = self.max_locks;
         if !self.seen.activity.granted(&lock.aid, limit) {
             return Ok(());
         }
-        let mut locks = self.count(&lock.aid, until).await?;
-        locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
-        match locks.iter().position(|it| it.token == lock.token) {
-            Some(at) if at < limit => Ok(()),
-            // The request that was granted this lock has given it back.
-            None if locks.len() < limit => Err(LockError::StaleToken { key: lock.key.clone() }),
-            _ => Err(self.too_many_locks()),
+        let patience = until.min(clock::now() + GIVES_WAY);
+        loop {
+            let mut locks = self.count(&lock.aid, until).await?;
+            locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
+            match locks.iter().position(|it| it.token == lock.token) {
+                Some(at) if at < limit && (locks.len() <= limit || !is_fresh) => return Ok(()),
+                Some(at) if at < limit && clock::now() < patience => sleep(COUNT_AGAIN).await,
+                None if locks.len() < limit => return Err(given_back(&lock.key)),
+                _ => return Err(self.too_many_locks()),
+            }
         }
     }
 

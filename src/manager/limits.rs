@@ -21,10 +21,11 @@ pub struct Limits {
     /// if the limit is reached, and after it if several requests ask at once. The older locks stay.
     ///
     /// This prevents a session from locking all documents of a collection. The limit costs nothing for
-    /// a session with few locks. The locks are counted, by one query for each collection, only when this server has
-    /// granted the session more than a quarter of the locks that were left up to the limit at the last count. If
-    /// several servers grant locks to one session at the same moment, the session may exceed the limit a little. Jobs
-    /// and guards are not limited.
+    /// a session that began on this server and has few locks. The locks are counted, by one query for each collection,
+    /// at the first grant of a session that began elsewhere, when this server has granted the session a quarter of
+    /// what was left up to the limit at the last count, and at each grant beyond half of the limit. A session can exceed
+    /// the limit only if a server has counted it when it had few locks, and other servers have granted it many since:
+    /// by less than a quarter of the limit for each such server. Jobs and guards are not limited.
     pub locks_per_session: usize,
     /// For how many locks one web session may wait on this server at the same time. Default 16, from 1 to 1 000 000.
     ///

@@ -135,7 +135,7 @@ impl Parts {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let is_new = from.aid != wanted.aid;
         if is_new {
-            self.freezes.check(&from.key, until).await?;
+            self.freezes.check(&from.key, None, until).await?;
         }
         let mut claim = wanted.claim(self.settings.max_hold, None);
         // A session that moves its lock to another tab takes it from nobody.

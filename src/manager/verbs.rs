@@ -23,7 +23,7 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
-    manager::{claim::ClaimPermit, observe},
+    manager::{claim::ClaimPermit, observe, refusals::Refusals},
     store::{Boxed, Deadline, DynStore, NewsId, Query, Settled},
 };
 
@@ -65,6 +65,7 @@ pub(crate) struct Verbs {
     /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
     operations: Arc<Semaphore>,
+    refusals: Arc<Refusals>,
     /// Wakes the listeners: news waits for them in the store.
     pub(super) news: Notify,
 }
@@ -72,7 +73,20 @@ pub(crate) struct Verbs {
 impl Verbs {
     pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
         let [claims, operations] = [CLAIMS, OPERATIONS].map(|it| Arc::new(Semaphore::new(it)));
-        Self { store, runner, deadline, claims, operations, news: Notify::new() }
+        let (refusals, news) = (Arc::default(), Notify::new());
+        Self { store, runner, deadline, claims, operations, refusals, news }
+    }
+
+    /// A permit for a claim whose caller waits.
+    ///
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded), at the pace of refusals.
+    pub(super) async fn claim_permit_by(&self, until: Instant) -> Result<ClaimPermit, StoreError> {
+        let permit = self.claim_permit();
+        if permit.is_err() {
+            self.refusals.wait(until).await;
+        }
+        permit
     }
 
     /// # Errors
@@ -131,7 +145,11 @@ impl Verbs {
         let operations = Arc::clone(&self.operations);
         let place = ACCEPT_NEW_WORK.contains(&verb).then(|| operations.try_acquire_owned());
         let place = place.transpose().map_err(|_| overloaded(verb));
-        let place = place.inspect_err(|e| observe::failed(verb, e))?;
+        if let Err(e) = &place {
+            observe::failed(verb, e);
+            self.refusals.wait(until).await;
+        }
+        let place = place?;
         let store = Arc::clone(&self.store);
         let operation = async move {
             let done = retry(until, FOREGROUND, |until| attempt(&*store, &args, until)).await;
@@ -152,6 +170,7 @@ impl Verbs {
     ) -> impl Future<Output = Result<T>> + Send {
         // The task begins at once, and the future of the caller is small.
         let outcome = self.runner.spawn(scope, operation);
+        let refusals = Arc::clone(&self.refusals);
         async move {
             let unknown =
                 |why| StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}"));
@@ -160,7 +179,13 @@ impl Verbs {
                 Ok(Err(_)) => Err(unknown("the task of this operation has panicked")),
                 Err(_) => Err(unknown("no answer within the deadline, the outcome is unknown")),
             };
-            Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
+            if let Err(e) = &outcome {
+                observe::failed(verb, e);
+                if e.kind() == StoreErrorKind::Overloaded {
+                    refusals.wait(until).await;
+                }
+            }
+            Ok(outcome?)
         }
     }
 
@@ -355,5 +380,35 @@ mod tests {
         assert_eq!(after(FOREGROUND, &[Unavailable, Overloaded]).await, (Other, 3));
         assert_eq!(after(FOREGROUND, &[Unavailable, Overloaded].repeat(200)).await.0, Unavailable);
         assert_eq!(after(BACKGROUND, &[Overloaded]).await, (Other, 2), "nobody waits");
+    }
+
+    /// Whatever refuses them: the store, or a limit of this process.
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_come_back_at_once_are_refused_at_a_pace() {
+        let store = Arc::new(crate::MemoryStore::new());
+        let verbs = Verbs::new(store, Runner::on_current_runtime(), Duration::from_secs(5));
+        let _claims = verbs.claims.clone().try_acquire_many_owned(CLAIMS as u32).unwrap();
+        let _operations = verbs.all_places();
+        for way in 0..3 {
+            let began = clock::now();
+            for _ in 0..1_000 {
+                let until = verbs.until();
+                match way {
+                    0 => {
+                        let refused = async { Err::<(), _>(overloaded("save")) };
+                        let scope = TaskTracker::new();
+                        drop(verbs.complete("save", until, &scope, refused).await.unwrap_err());
+                    }
+                    1 => drop(verbs.claim_permit_by(until).await.unwrap_err()),
+                    _ => {
+                        let done = verbs.run("load", until, (), |_, (), _| unreachable!());
+                        let done: Result<()> = done.await;
+                        drop(done.unwrap_err());
+                    }
+                }
+            }
+            let took = clock::since(began);
+            assert!(took >= Duration::from_millis(190), "{way}: {took:?}");
+        }
     }
 }

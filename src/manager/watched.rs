@@ -19,7 +19,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::{Parts, activity::Activity, observe::Losses, wait::Queues},
+    manager::{Parts, activity::Activity, observe::Losses, store_time::StoreTime, wait::Queues},
     random::HashMap,
     store::{Acquisition, Active},
 };
@@ -33,6 +33,7 @@ pub(super) struct Seen {
     pub(super) watched: Watched,
     pub(super) queues: Arc<Queues>,
     pub(super) losses: Losses,
+    pub(super) time: Arc<StoreTime>,
 }
 
 impl Seen {
@@ -177,6 +178,10 @@ impl Watched {
         locks.of.get_mut(&token).is_some_and(|entry| entry.guarded.take().is_some())
     }
 
+    fn is_guarded(&self, token: LockToken) -> bool {
+        self.locks.lock().of.get(&token).is_some_and(|entry| entry.guarded.is_some())
+    }
+
     pub(in crate::manager) fn guards(&self) -> usize {
         self.locks.lock().of.values().filter(|entry| entry.guarded.is_some()).count()
     }
@@ -310,17 +315,27 @@ impl Parts {
         let (parts, lock) = (Arc::clone(self), lock.clone());
         // Watches from now on, not from the first poll.
         let watch = lock.token.map(|token| parts.seen.watched.watch(&lock, token));
+        let mut standstills = self.seen.time.standstills();
         async move {
             // A lock of a foreign program has no token, and this process does not hold it.
             let Some(mut watch) = watch else { return };
+            // It may have been released before this call.
+            let mut ask_now = !parts.seen.watched.is_guarded(watch.token);
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
                 let left = until.saturating_duration_since(clock::now());
                 if left.is_zero() {
                     return;
                 }
+                let ask_at =
+                    if ask_now { clock::now() } else { until - (left / 4).min(ASK_BEFORE) };
+                ask_now = false;
                 let ask = async {
-                    sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
+                    tokio::select! {
+                        () = sleep_until(ask_at.into()) => {}
+                        // Never an error: the manager is there.
+                        _ = standstills.changed() => {}
+                    }
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),

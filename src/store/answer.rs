@@ -1,10 +1,11 @@
 //! The answers of the verbs of a store.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::{
     ended::EndReason,
     error::LockError,
+    freeze::Freeze,
     key::LockKey,
     lock::{Aid, Ask, Lock, LockToken, PageId},
     store::StoredDocument,
@@ -17,6 +18,15 @@ pub struct Ended {
     pub locks: Vec<LockKey>,
     /// How many locks beyond these were released: a store need not name more than a thousand.
     pub more: usize,
+}
+
+/// The answer to [`freezes`](crate::store::Servers::freezes).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Frozen {
+    /// The freezes that are on.
+    pub on: Vec<Freeze>,
+    /// The store's time; `None` if its clock is the clock of this process.
+    pub at: Option<SystemTime>,
 }
 
 /// How a session last ended, as [`last_ends`](crate::store::Sessions::last_ends) returns it.

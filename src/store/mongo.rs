@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mongodb::{
@@ -41,7 +41,6 @@ use self::{
     collection::primary,
     error::{Doing, Result, failure},
     send::Groups,
-    step::Clock,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -50,7 +49,7 @@ use crate::{
     store::{
         Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, HandedOver,
         Locks, Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
-        Topology, TryAcquire, Waiters, Watch,
+        Topology, TryAcquire, Waiters, Watch, lock_rules::Moment,
     },
 };
 
@@ -74,6 +73,7 @@ mod held_lock;
 mod ids;
 mod index;
 mod lock_record;
+mod new_record;
 mod owner;
 mod read;
 mod release;
@@ -140,7 +140,6 @@ struct Inner {
     /// The limits for the writes of all collections together.
     writes: Shared,
     saves: Semaphore,
-    clock: Clock,
     /// The kind of deployment, asked only once.
     topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Arc<Prepared>>>,
@@ -245,7 +244,6 @@ impl MongoStore {
                 database: database.clone(),
                 writes: Shared::new(),
                 saves: Semaphore::new(SAVES),
-                clock: Clock::default(),
                 topology: OnceCell::new(),
                 collections: RwLock::default(),
                 other_needs: Mutex::default(),
@@ -280,6 +278,15 @@ impl MongoStore {
             Ok(status::topology(&hello))
         };
         self.inner.topology.get_or_try_init(|| ask).await.copied()
+    }
+
+    /// A reading of the server's clock.
+    async fn time(&self, limit: Duration) -> Result<Moment> {
+        let asked = Instant::now();
+        let hello = doc! { "hello": 1, "maxTimeMS": codec::millis(limit) };
+        let hello = self.database().run_command(hello).await?;
+        let now = hello.get_datetime("localTime").map_err(mongodb::error::Error::custom)?;
+        Ok(lock_record::moment(*now, asked))
     }
 
     async fn has_transactions(&self) -> Result<bool> {

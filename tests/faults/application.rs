@@ -17,6 +17,7 @@ pub(crate) mod desk;
 pub(crate) mod guards;
 mod load;
 mod script;
+pub(crate) mod standstill;
 
 /// The environment variable with a process's [`Config`].
 const CONFIG: &str = "DOCLOCK_APPLICATION_SERVER";
@@ -60,6 +61,8 @@ pub(crate) enum Role {
     Load { seed: u64, keys: usize, careless: bool },
     /// One session that follows these steps; see [`script`].
     Script { steps: Vec<String>, id: String },
+    /// Locks before and after standstills of its machine; see [`standstill`].
+    StandsStill { rounds: usize },
 }
 
 /// A document of the load: a counter, and the ids of the saves that have counted.
@@ -175,6 +178,7 @@ fn application_server() {
         match config.role {
             Role::Load { seed, keys, careless } => load::run(&server, seed, keys, careless).await,
             Role::Script { steps, id } => script::run(&server, &steps, &id).await,
+            Role::StandsStill { rounds } => standstill::run(&server, rounds).await,
         }
         server.locks.shutdown().await;
         server.history.say(ENDED);

@@ -109,7 +109,7 @@ async fn server() -> Mongod {
 async fn a_server_killed_in_the_middle_of_a_verb_blocks_nobody_for_long_and_tears_nothing() {
     let server = server().await;
     let cases: [(&[&str], &str, usize); 6] = [
-        (&["begin", "acquire"], "insert", 0),
+        (&["begin", "acquire"], "findAndModify", 0),
         (&["acquire", "renew"], "update", 0),
         (&["acquire", "save"], "update", 0),
         (&["acquire", "save"], "update", 1),

@@ -56,7 +56,7 @@ fn document() -> LockKey {
 #[tokio::test]
 async fn a_grant_that_arrives_late_is_believed_for_less_time() {
     let late = Late::new("", settings(Duration::from_secs(10))).await;
-    late.proxy.hold_reply_to("insert");
+    late.proxy.hold_reply_to("findAndModify");
     let desk = Desk::new(&late.app);
     let (held, on_its_way) = (document(), Duration::from_millis(1_000));
     let (lock, ()) = tokio::join!(desk.acquire(&held), async {
@@ -77,7 +77,7 @@ async fn a_grant_that_arrives_late_is_believed_for_less_time() {
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     let ttl = Duration::from_secs(600);
     let late = Late::new("", Settings { ttl, ..settings(DEADLINE) }).await;
-    late.proxy.hold_reply_to("insert");
+    late.proxy.hold_reply_to("findAndModify");
     let desk = Desk::new(&late.app);
     assert!(desk.acquire(&document()).await.is_none());
     assert!(!desk.is_certain(), "an outage is not an answer");
@@ -91,13 +91,13 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
 #[tokio::test]
 async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     let late = Late::new("&retryWrites=false", settings(Duration::from_secs(10))).await;
-    late.proxy.drop_reply_to("insert");
+    late.proxy.drop_reply_to("findAndModify");
     let (aid, holder) = (Aid::new(), Holder::new("alice"));
     let answer = late.app.locks.lock_for_session(&document(), &aid, &holder).await.unwrap();
     assert!(matches!(answer, TryAcquire::Granted(_)), "its own grant is not news: {answer:?}");
     assert_eq!(late.proxy.fired(), 1);
     // More than one other attempt if the machine is busy.
-    assert!(late.proxy.passed("insert") >= 2);
+    assert!(late.proxy.passed("findAndModify") >= 2);
 }
 
 /// By then the lock has been released, and another session has saved.
@@ -107,7 +107,7 @@ async fn an_attempt_that_arrives_after_a_later_one_was_answered_overwrites_nothi
     let late = Late::new("&retryWrites=false", Settings { ttl, ..settings(ttl) }).await;
     let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
     let (desk, other) = (Desk::new(&late.app), Desk::new(&late.other));
-    late.proxy.drop_request("insert");
+    late.proxy.drop_request("findAndModify");
     let stale = desk.acquire(&key).await.expect("a free document");
     let loaded = desk.load(&key).await.unwrap();
     desk.release(&stale).await;

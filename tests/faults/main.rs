@@ -18,6 +18,7 @@ mod partition;
 mod paused;
 mod round;
 mod soak;
+mod standstill;
 mod transactions;
 mod ttl_monitor;
 mod twins;

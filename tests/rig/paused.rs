@@ -8,9 +8,9 @@ use actix_doclock::{
     Aid, Answer, Ask, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
     store::{
         Ability, Acquisition, Active, Answered, Asked, Claim, Confirmed, Deadline, Documents, Edit,
-        Ended, HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules,
-        Saved, Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters,
-        Watch,
+        Ended, Frozen, HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed,
+        Rules, Saved, Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, Ticket,
+        Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -238,7 +238,7 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Servers for Paus
     ) -> Result<Vec<Freeze>, StoreError> {
         self.store.set_freeze(scope, freeze, until).await
     }
-    async fn freezes(&self, until: Deadline) -> Result<Vec<Freeze>, StoreError> {
+    async fn freezes(&self, until: Deadline) -> Result<Frozen, StoreError> {
         self.store.freezes(until).await
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::is_housekeeping;
-use super::wire::{add_to_local_time, command_name, int32, is_for_admin, read_frame, replace_all};
+use super::wire::{add_to_local_time, command_name, int32, read_frame, replace_all};
 
 /// How long [`Proxy::until_fired`] waits for an imminent fault.
 const FIRED_WITHIN: Duration = Duration::from_secs(60);
@@ -328,8 +328,6 @@ async fn requests(
     while let Ok(frame) = read_frame(&mut client).await {
         // Only a driver's first greeting has another form.
         let command = command_name(&frame).unwrap_or_else(|| "isMaster".into());
-        let asks_the_time = command == "hello" && !is_for_admin(&frame);
-        let command = if asks_the_time { "time".into() } else { command };
         let message = Message { fault: network.fault_for(&command), command };
         if !network.carries(&message, Side::Request).await {
             return Ok(());

@@ -32,12 +32,6 @@ pub(super) fn command_name(frame: &[u8]) -> Option<String> {
     String::from_utf8(key.to_vec()).ok()
 }
 
-/// True for the commands by which the driver looks after its connections.
-pub(super) fn is_for_admin(frame: &[u8]) -> bool {
-    const DATABASE: &[u8] = b"$db\0\x06\0\0\0admin\0";
-    frame.windows(DATABASE.len()).any(|bytes| bytes == DATABASE)
-}
-
 /// Shifts the server's clock in a greeting: a date's type, its name, and its milliseconds.
 pub(super) fn add_to_local_time(frame: &mut [u8], millis: i64) {
     const LOCAL_TIME: &[u8] = b"\x09localTime\0";

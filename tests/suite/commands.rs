@@ -35,12 +35,11 @@ async fn lock(app: &App, commands: &Commands, key: &LockKey) -> Lock {
     lock
 }
 
-/// Besides the question for the time, at most once a second.
 #[tokio::test]
 async fn a_free_document_is_acquired_by_one_command() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
         app.granted(&key("a"), &Aid::new()).await;
-        assert_eq!(commands.take(), ["insert"]);
+        assert_eq!(commands.take(), ["findAndModify"]);
     }
 }
 
@@ -51,7 +50,7 @@ async fn a_leftover_record_is_taken_over_by_a_read_and_a_write() {
         lock_records(&database).insert_one(doc! { "_id": "a" }).await.unwrap();
         commands.take();
         let lock = app.granted(&key("a"), &Aid::new()).await;
-        assert_eq!(commands.take(), ["insert", "find", "update"]);
+        assert_eq!(commands.take(), ["findAndModify", "find", "update"]);
         assert!(lock.expires_in() > TTL / 2 && lock.expires_in() <= TTL, "{lock:?}");
     }
 }
@@ -76,7 +75,7 @@ async fn a_refusal_is_one_read_and_names_the_holder() {
         commands.take();
         other.held(&key("a")).await;
         other.held(&key("a")).await;
-        assert_eq!(commands.take(), ["insert", "find", "find"]);
+        assert_eq!(commands.take(), ["findAndModify", "find", "find"]);
         assert!(!seen.expires_in().is_zero());
         assert_eq!((seen.holder, seen.since), (lock.holder, lock.since));
     }
@@ -117,7 +116,7 @@ async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_comma
         commands.take();
         let next = app.granted(&key("a"), &Aid::new()).await;
         let sent = commands.take().into_iter().filter(|it| it != "update").collect::<Vec<_>>();
-        assert_eq!(sent, ["insert"], "besides the announcement of the end");
+        assert_eq!(sent, ["findAndModify"], "besides the announcement of the end");
         app.locks.release(&next).await.unwrap();
     }
 }
@@ -133,7 +132,7 @@ async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {
         let key = key("a");
         join_all((0..100).map(|_| app.held(&key))).await;
         let sent = commands.take();
-        let writes = sent.iter().filter(|it| *it == "insert").count();
+        let writes = sent.iter().filter(|it| *it == "findAndModify").count();
         assert!((1..=20).contains(&writes), "{writes} of {}", sent.len());
         // Now it knows the holder, and one read answers many.
         join_all((0..100).map(|_| app.held(&key))).await;
@@ -142,7 +141,7 @@ async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {
     }
 }
 
-/// A group of releases is a read and a delete; a group of acquires is an insert.
+/// A group of releases is a read and a delete; a group of acquires is an insert and a read.
 #[tokio::test]
 async fn acquires_and_releases_at_the_same_time_travel_together() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {

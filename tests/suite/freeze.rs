@@ -83,7 +83,7 @@ async fn a_freeze_says_who_until_when_by_the_servers_clock_and_how_many_servers_
         .unwrap();
     knows(&looks, 1).await;
     eventually("both servers have noted it", async || {
-        other.store.freezes(Deadline::NONE).await.unwrap()[0].obeyed_by == 2
+        other.store.freezes(Deadline::NONE).await.unwrap().on[0].obeyed_by == 2
     })
     .await;
     let stored = database.collection::<Document>("doclock.frozen");
@@ -233,7 +233,7 @@ async fn the_embedded_store_freezes_too() {
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_freeze_is_given_back() {
     let Faulty { proxy, app, other, .. } = Faulty::new().await;
-    proxy.hold_reply_to("insert");
+    proxy.hold_reply_to("findAndModify");
     let (key, aid) = (key("a"), Aid::new());
     let freezes = async {
         proxy.until_fired(1).await;

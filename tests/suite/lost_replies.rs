@@ -37,13 +37,13 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
     for losses in 1..=3 {
         let faulty = Faulty::new().await;
         for _ in 0..losses {
-            faulty.proxy.drop_reply_to("insert");
+            faulty.proxy.drop_reply_to("findAndModify");
         }
         let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
         let record = record(&faulty.database, &key("a")).await.unwrap();
         assert_eq!(record.get_str("token").unwrap(), lock.token.unwrap().to_string());
         assert_eq!(count(&faulty.database).await, 1);
-        assert_eq!(faulty.proxy.passed("insert"), losses + 1);
+        assert_eq!(faulty.proxy.passed("findAndModify"), losses + 1);
         faulty.assert_fired(losses);
     }
 }
@@ -53,11 +53,11 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
 async fn an_acquire_finds_its_own_grant_without_the_drivers_help() {
     let server = mongod::local_replica_set().await;
     let faulty = Faulty::on(server, "&retryWrites=false", NO_DEADLINE).await;
-    faulty.proxy.drop_reply_to("insert");
+    faulty.proxy.drop_reply_to("findAndModify");
     let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
     let record = record(&faulty.database, &key("a")).await.unwrap();
     assert_eq!(record.get_str("token").unwrap(), lock.token.unwrap().to_string());
-    assert_eq!(faulty.proxy.passed("insert"), 2);
+    assert_eq!(faulty.proxy.passed("findAndModify"), 2);
     faulty.assert_fired(1);
 }
 
@@ -66,11 +66,11 @@ async fn an_acquire_that_never_arrived_is_sent_again() {
     for losses in 1..=3 {
         let faulty = Faulty::new().await;
         for _ in 0..losses {
-            faulty.proxy.drop_request("insert");
+            faulty.proxy.drop_request("findAndModify");
         }
         faulty.app.granted(&key("a"), &Aid::new()).await;
         assert_eq!(count(&faulty.database).await, 1);
-        assert_eq!(faulty.proxy.passed("insert"), 1);
+        assert_eq!(faulty.proxy.passed("findAndModify"), 1);
         faulty.assert_fired(losses);
     }
 }
@@ -219,7 +219,7 @@ async fn the_end_of_a_session_is_repeated_which_the_driver_never_does() {
 #[tokio::test]
 async fn claims_of_a_group_are_granted_once_each_whichever_reply_is_lost() {
     // The driver repeats a read once.
-    for (command, losses) in [("insert", 1), ("find", 1), ("find", 2)] {
+    for (command, losses) in [("findAndModify", 1), ("find", 1), ("find", 2)] {
         let faulty = Faulty::new().await;
         let (bob, aids) = (Aid::new(), [(); 40].map(|()| Aid::new()));
         for n in (0..40).step_by(4) {
@@ -422,13 +422,13 @@ async fn a_save_without_transactions_can_be_repeated() {
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
-    faulty.proxy.hold_request("insert");
+    faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     assert_eq!(count(&faulty.database).await, 0, "not there yet");
 
     faulty.proxy.let_go();
-    eventually("the late grant", async || faulty.proxy.passed("insert") == 1).await;
+    eventually("the late grant", async || faulty.proxy.passed("findAndModify") == 1).await;
     eventually("it is given back", async || faulty.proxy.passed("delete") == 1).await;
     eventually("nothing is left", async || count(&faulty.database).await == 0).await;
     faulty.assert_fired(1);
@@ -438,7 +438,7 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
 #[tokio::test]
 async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     faulty.proxy.until_fired(1).await;
@@ -454,7 +454,7 @@ async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
 async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
     let faulty = Faulty::with_deadline(Duration::from_secs(3)).await;
     let alice = Aid::new();
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &alice).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     faulty.proxy.until_fired(1).await;
@@ -474,13 +474,13 @@ async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
 async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
-    faulty.proxy.hold_request("insert");
+    faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &lock.aid).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     faulty.proxy.let_go();
     faulty.app.locks.shutdown().await;
     // The command was for a free document, and changed nothing. After the deadline no other one is sent.
-    assert_eq!(faulty.proxy.passed("insert"), 1);
+    assert_eq!(faulty.proxy.passed("findAndModify"), 1);
     assert_eq!(faulty.other.already_mine(&key("a"), &lock.aid).await.token, lock.token);
     faulty.assert_fired(1);
 }

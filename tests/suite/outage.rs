@@ -152,7 +152,7 @@ async fn nothing_is_left_after_shutdown(faulty: &Faulty) {
         // The shutdown begins while the acquire is still under way.
         async { faulty.proxy.let_go() },
     );
-    assert_eq!(faulty.proxy.passed("insert"), 1, "it was carried out");
+    assert_eq!(faulty.proxy.passed("findAndModify"), 1, "it was carried out");
     assert_eq!(count(&faulty.database).await, 0, "and undone before the shutdown ended");
     faulty.assert_fired(4);
 }
@@ -160,11 +160,11 @@ async fn nothing_is_left_after_shutdown(faulty: &Faulty) {
 #[tokio::test]
 async fn an_acquire_dropped_before_its_request_arrives_leaves_nothing_behind() {
     let faulty = Faulty::new().await;
-    faulty.proxy.hold_request("insert");
+    faulty.proxy.hold_request("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
     assert_eq!(count(&faulty.database).await, 0, "not there yet");
     faulty.proxy.let_go();
-    eventually("the grant arrives", async || faulty.proxy.passed("insert") == 1).await;
+    eventually("the grant arrives", async || faulty.proxy.passed("findAndModify") == 1).await;
     eventually("it is given back", async || faulty.proxy.passed("delete") == 1).await;
     eventually("nothing is left", async || count(&faulty.database).await == 0).await;
 }
@@ -172,7 +172,7 @@ async fn an_acquire_dropped_before_its_request_arrives_leaves_nothing_behind() {
 #[tokio::test]
 async fn an_acquire_dropped_before_its_reply_arrives_leaves_nothing_behind() {
     let faulty = Faulty::new().await;
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
     assert_eq!(count(&faulty.database).await, 1, "granted");
     faulty.proxy.let_go();
@@ -182,7 +182,7 @@ async fn an_acquire_dropped_before_its_reply_arrives_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_shutdown_waits_until_a_dropped_acquire_is_undone() {
     let faulty = Faulty::new().await;
-    faulty.proxy.hold_request("insert");
+    faulty.proxy.hold_request("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
     nothing_is_left_after_shutdown(&faulty).await;
 }
@@ -190,7 +190,7 @@ async fn a_shutdown_waits_until_a_dropped_acquire_is_undone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_waits_on_any_thread_until_a_dropped_acquire_is_undone() {
     let faulty = Faulty::new().await;
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
     nothing_is_left_after_shutdown(&faulty).await;
 }
@@ -201,7 +201,7 @@ async fn a_shutdown_waits_on_any_thread_until_a_dropped_acquire_is_undone() {
 async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
     let faulty = Faulty::new().await;
     let (a, alice) = (key("a"), Aid::new());
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     abandon_acquire(&faulty, &alice).await;
     let lock = faulty.other.already_mine(&a, &alice).await;
     faulty.proxy.let_go();

@@ -1,18 +1,12 @@
 //! More is asked than the database can do: what cannot be sent in time is refused, and costs nothing later.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use actix_doclock::{Aid, LockError, Released, StoreErrorKind};
 use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
-use mongodb::Client;
 use mongodb::bson::{Bson, Document};
-use mongodb::event::EventHandler;
-use mongodb::event::command::CommandEvent;
-use tokio::time::sleep;
 
 use crate::rig;
 use crate::rig::app::{App, NO_DEADLINE, count, eventually, key, with_deadline};
@@ -60,32 +54,6 @@ async fn a_claim_that_was_not_sent_is_refused_as_overloaded_and_nothing_is_ever_
     for command in sent.lock().unwrap().iter() {
         assert!(!written(command).iter().any(|id| refused.contains(id)), "{command}");
     }
-}
-
-/// Otherwise, after a second without an answer, the questions of thousands of claims would take all connections.
-#[tokio::test]
-async fn claims_that_come_together_share_the_question_for_the_time() {
-    const CLAIMS: usize = 600;
-    let mut options = rig::options(mongod::shared_replica_set().await.uri()).await;
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = asked.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
-        if let CommandEvent::Started(it) = event
-            && it.command_name == "hello"
-            && it.db != "admin"
-        {
-            counted.fetch_add(1, SeqCst);
-        }
-    }));
-    let database = Client::with_options(options).unwrap().database(&rig::fresh_name());
-    let app = App::with(&database, with_deadline(NO_DEADLINE)).await;
-    app.granted(&key("before"), &Aid::new()).await;
-    assert_ne!(asked.swap(0, SeqCst), 0, "the handler hears of the questions");
-    sleep(Duration::from_millis(1_200)).await; // no reply counts as recent any more
-    let claim = async |n: usize| drop(app.granted(&key(&n.to_string()), &Aid::new()).await);
-    join_all((0..CLAIMS).map(claim)).await;
-    let asked = asked.load(SeqCst);
-    assert!((1..CLAIMS / 10).contains(&asked), "{asked} questions");
 }
 
 /// Its session would renew the lock, although its user believes that it is released.

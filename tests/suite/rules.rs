@@ -31,6 +31,7 @@ use actix_doclock::{
     store::{Claim, Saved},
 };
 use doclock_conformance::Shorthand;
+use futures_util::future::join_all;
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use tokio::task::{JoinSet, yield_now};
@@ -293,13 +294,13 @@ async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
     let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(1)).await;
     // Far more than the time allows.
     for _ in 0..100 {
-        proxy.drop_reply_to("insert");
+        proxy.drop_reply_to("findAndModify");
     }
     let began = Instant::now();
     let outcome = app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    assert!(proxy.passed("insert") > 0, "carried out");
+    assert!(proxy.passed("findAndModify") > 0, "carried out");
     eventually("nothing is left", async || {
         proxy.passed("delete") > 0 && count(&database).await == 0
     })
@@ -350,13 +351,14 @@ async fn a_holders_belief_is_counted_from_before_the_request() {
         };
         (lock.expires_at, executed)
     };
-    counted_from_before("a fresh grant", async |n| claimed(n, &alice, "insert").await).await;
-    counted_from_before("a grant that is dated by an earlier reply", async |n| {
-        // No other reply has told the time lately.
-        sleep(Duration::from_millis(1_100)).await;
-        let (_, executed) = claimed(10 + n, &alice, "time").await;
-        let next = app.granted(&key(&format!("{}", 20 + n)), &alice).await;
-        (next.expires_at, executed)
+    let fresh = async |n| claimed(n, &alice, "findAndModify").await;
+    counted_from_before("a fresh grant", fresh).await;
+    counted_from_before("a grant by a command for several claims", async |n| {
+        proxy.hold_reply_to("insert");
+        let keys = (0..5).map(|it| key(&format!("{n} {it}")));
+        let all = join_all(keys.map(async |key| app.granted(&key, &alice).await));
+        let (all, executed) = answered_late(&proxy, all).await;
+        (all.iter().map(|lock| lock.expires_at).max().expect("some"), executed)
     })
     .await;
     counted_from_before("a reentry", async |_| claimed(0, &alice, "findAndModify").await).await;
@@ -412,4 +414,37 @@ async fn contention_is_never_an_error() {
         crate::rig::app::break_on(&app.locks, &key("ours"), &actix_doclock::Actor::new("bob"))
             .await;
     assert!(matches!(refused, Err(LockError::BreakRefused { .. })), "{refused:?}");
+}
+
+/// Otherwise a process that stood still between the two would hold a lock that is over, or nearly over, when it is granted.
+#[tokio::test]
+async fn a_lock_is_not_dated_by_a_reading_of_the_clock_long_before_it_is_written() {
+    const SHORT: Duration = Duration::from_secs(2);
+    // A step on a record that is there; a command for several claims.
+    for (held_up, claims) in [("update", 1), ("insert", 6)] {
+        let Faulty { proxy, app, database, .. } = Faulty::new().await;
+        let app = App::with(app.store.database(), |settings| settings.ttl(SHORT)).await;
+        if claims == 1 {
+            lock_records(&database).insert_one(doc! { "_id": "0" }).await.unwrap();
+        }
+        proxy.hold_request(held_up);
+        let keys: Vec<_> = (0..claims).map(|n| key(&n.to_string())).collect();
+        let all = join_all(keys.iter().map(async |key| app.granted(key, &Aid::new()).await));
+        let hold = async {
+            proxy.until_fired(1).await;
+            sleep(SHORT / 2).await;
+            let hello = database.run_command(doc! { "hello": 1 }).await.unwrap();
+            proxy.let_go();
+            *hello.get_datetime("localTime").unwrap()
+        };
+        let (all, let_go) = tokio::join!(all, hold);
+        assert!(all.iter().any(|lock| lock.expires_in() > SHORT / 2));
+        let late = keys.iter().map(async |key| {
+            let record = record(&database, key).await.unwrap();
+            *record.get_datetime("ts").unwrap() >= let_go
+        });
+        // Of several claims, the first ones have commands of their own.
+        let late = join_all(late).await.into_iter().filter(|it| *it).count();
+        assert!(late > 0, "{held_up}");
+    }
 }

@@ -218,7 +218,7 @@ async fn the_queue_does_not_grow_beyond_its_limit() {
 async fn each_verb_on_readers_is_a_read_and_a_write_except_the_first_and_refusals() {
     let (store, commands, _) = counted(Rules::new(TTL)).await;
     let alone = takes(&store, "a", Mode::Shared).await;
-    assert_eq!(commands.take(), ["insert"]);
+    assert_eq!(commands.take(), ["findAndModify"]);
     let other = takes(&store, "a", Mode::Shared).await;
     assert_eq!(commands.take(), ["find", "update"]);
     refused(&store, "a", &claim(Mode::Exclusive)).await;
@@ -326,12 +326,12 @@ async fn the_cost_of_fences_and_places() {
     let (store, commands, _) = counted(Rules::new(TTL).fenced()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     release(&store, &lock).await;
-    assert_eq!(commands.take(), ["insert", "update"]);
+    assert_eq!(commands.take(), ["findAndModify", "update"]);
 
     let (store, commands, database) = counted(Rules::new(TTL).fair()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     release(&store, &lock).await;
-    assert_eq!(commands.take(), ["insert", "delete"], "the queue is empty");
+    assert_eq!(commands.take(), ["findAndModify", "delete"], "the queue is empty");
     let lock = takes(&store, "a", Mode::Exclusive).await;
     let waiting = one_waiter(&claim(Mode::Exclusive), Ticket::NEW);
     commands.take();

@@ -57,8 +57,15 @@ impl Parts {
 /// Renews the guards with this ttl until there are none, or until the manager is gone.
 async fn run(manager: Weak<Parts>, ttl: Duration, first: Instant) {
     let mut next = first;
+    let Some(mut standstills) = manager.upgrade().map(|parts| parts.seen.time.standstills()) else {
+        return;
+    };
     loop {
-        sleep_until(next.into()).await;
+        tokio::select! {
+            () = sleep_until(next.into()) => {}
+            // The leases are shorter than this process believes. (An error: the manager is gone.)
+            _ = standstills.changed() => {}
+        }
         let Some(parts) = manager.upgrade() else { return };
         let due = parts.seen.watched.guards_of(ttl);
         if due.is_empty() {

@@ -151,6 +151,14 @@ impl Parts {
         self.tell(collection, Change::Missed);
     }
 
+    /// This process stood still: its beliefs are older than they seem.
+    pub(in crate::manager) fn look_again(&self) {
+        self.seen.activity.all_are_due();
+        for collection in self.watches.states().into_keys() {
+            self.tell(collection, Change::Missed);
+        }
+    }
+
     fn tell(&self, collection: &str, change: Change) {
         match &change {
             Change::Freed(key) | Change::Broken(key, ..) => {

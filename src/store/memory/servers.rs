@@ -5,7 +5,7 @@ use uuid::Uuid;
 use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     server::ServerNote,
-    store::{Deadline, Fleet, Servers, StoreResult, Topology, memory::MemoryStore},
+    store::{Deadline, Fleet, Frozen, Servers, StoreResult, Topology, memory::MemoryStore},
 };
 
 impl Servers for MemoryStore {
@@ -20,8 +20,9 @@ impl Servers for MemoryStore {
         Ok(state.freezes())
     }
 
-    async fn freezes(&self, _until: Deadline) -> StoreResult<Vec<Freeze>> {
-        Ok(self.state.lock().freezes())
+    /// Without a time: a process that stands still stands still with its embedded store.
+    async fn freezes(&self, _until: Deadline) -> StoreResult<Frozen> {
+        Ok(Frozen { on: self.state.lock().freezes(), at: None })
     }
 
     async fn obey_freeze(&self, id: Uuid, server: Uuid, _until: Deadline) -> StoreResult<()> {

@@ -1,4 +1,4 @@
-//! Acquires a lock: one insert, which several claims may share; or a [step](super::step) if there is a record.
+//! Acquires a lock: [makes its record](super::new_record), or takes a [step](super::step) if there is one.
 
 use std::{
     collections::hash_map::RandomState,
@@ -22,8 +22,8 @@ use crate::{
             error::{Result, unavailable},
             filters::is_live,
             ids::{by_id, exactly},
-            lock_record::{self, decode, encode, lease, moment},
-            send::{Insert, acknowledged, run},
+            lock_record::{self, New, decode, lease, moment},
+            send::{acknowledged, run},
             step::Decided,
         },
     },
@@ -81,15 +81,9 @@ impl Call<'_> {
         let id = key.id();
         // Until the outcome is known, another claim looks closer at once.
         self.seen.there(id, None);
-        let made = async {
-            let mut record = Record::default();
-            let draws = self.rules.fenced || claim.turn.is_some();
-            let granted = record.try_acquire(key, claim, &self.rules, self.time(draws).await?);
-            let record = encode(id, None, &record, &self.rules);
-            let is_made = self.insert(Insert { id: id.clone(), record }).await?;
-            Ok(is_made.then_some(granted))
-        };
-        let made = made.await;
+        let new = New::of(key, claim);
+        let made = self.make(&new).await;
+        let made = made.map(|made| made.map(|moment| new.at(&self.rules, moment).1));
         match &made {
             Ok(Some(_)) => self.seen.there(id, Some(&claim.aid)),
             Ok(None) => {}

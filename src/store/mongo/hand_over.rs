@@ -1,5 +1,7 @@
 //! Releases a lock and grants it to a waiter in the same step, or takes it over; and keeps the queue.
 
+use std::time::Instant;
+
 use crate::{
     key::LockId,
     lock::Mode,
@@ -8,7 +10,7 @@ use crate::{
         lock_rules::{Moment, Record},
         mongo::{
             Call, admission::Purpose, error::Result, filters::Target, lock_record::encode,
-            send::Write, step::Decided,
+            new_record, step::Decided,
         },
     },
 };
@@ -36,9 +38,10 @@ impl Call<'_> {
         })
     }
 
-    // update returns: 1 → handed over. 0 → the lock is gone, or an earlier attempt has handed it over: a step tells.
+    // findAndModify returns: the server's time → handed over. Nothing → the lock is gone, or an earlier attempt has handed
+    // it over: a step tells.
     //
-    // A record that contains nothing but the lock is replaced without a read.
+    // A record that contains nothing but the lock is changed without a read.
     async fn replace_plain(&self, from: &Acquisition, claim: &Claim) -> Result<Option<HandedOver>> {
         let (key, rules) = (&from.key, &self.rules);
         let is_plain = claim.mode == Mode::Exclusive
@@ -46,13 +49,19 @@ impl Call<'_> {
             && claim.aid != from.aid
             && !rules.fair
             && !rules.fenced;
-        let Some(moment) = self.recent_time().filter(|_| is_plain) else { return Ok(None) };
-        let mut record = Record::default();
-        let lock = record.grant(key, claim, rules, None, moment);
-        let by = Write::One(encode(key.id(), None, &record, rules));
-        let filter = Target::exclusive(from).filter();
-        let handed = self.write_one(key.id(), filter, &by).await? > 0;
-        Ok(handed.then_some(HandedOver::To(lock)))
+        if !is_plain {
+            return Ok(None);
+        }
+        let lock_at = |moment| {
+            let mut record = Record::default();
+            let lock = record.grant(key, claim, rules, None, moment);
+            (record, lock)
+        };
+        let (record, _) = lock_at(new_record::unknown(Instant::now()));
+        let by = new_record::instead_of_a_lock(encode(key.id(), None, &record, rules));
+        let admitted = self.admit(key.id()).await?;
+        let handed = self.modify(admitted, Target::exclusive(from).filter(), by, false).await?;
+        Ok(handed.map(|moment| HandedOver::To(lock_at(moment).1)))
     }
 
     pub(super) async fn set_place(&self, id: &LockId, waiters: &Waiters) -> Result<Option<Ticket>> {

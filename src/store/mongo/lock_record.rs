@@ -5,10 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use mongodb::bson::{Bson, DateTime, Document, RawDocumentBuf, doc};
 
 use crate::{
-    key::LockId,
+    key::{LockId, LockKey},
     lock::{Answer, Ask, Holder, Mode},
     store::{
-        Place, Rules, Ticket,
+        Claim, Place, Rules, Ticket, TryAcquire,
         lock_rules::{Grant, LONGEST_LEASE, Moment, Queued, Record, StandingAsk},
         mongo::{
             codec::{
@@ -24,7 +24,7 @@ use crate::{
 
 /// The fields that a decision depends on: a record in which they are the same is still as it was read. The other fields
 /// of a foreign record stay as they are.
-const COMPARED: [&str; 16] = [
+pub(super) const COMPARED: [&str; 16] = [
     "ts", "ttl", "aid", "token", "since", "tab", "page", "fence", "until", "leaving", "again",
     "taken", "due", "readers", "queue", "asks",
 ];
@@ -341,6 +341,26 @@ fn in_queue(queued: &Queued) -> Document {
         fields.insert("writer", writer.0 as i64);
     }
     fields
+}
+
+/// A claim of a free document.
+#[derive(Debug, Clone)]
+pub(super) struct New {
+    pub(super) key: LockKey,
+    pub(super) claim: Claim,
+}
+
+impl New {
+    pub(super) fn of(key: &LockKey, claim: &Claim) -> Self {
+        Self { key: key.clone(), claim: claim.clone() }
+    }
+
+    /// The record, and the answer to the claim, if it is made at this moment.
+    pub(super) fn at(&self, rules: &Rules, moment: Moment) -> (Document, TryAcquire) {
+        let mut record = Record::default();
+        let granted = record.try_acquire(&self.key, &self.claim, rules, moment);
+        (encode(self.key.id(), None, &record, rules), granted)
+    }
 }
 
 /// The operators that turn one record into the other. A change of one reader or place names only the changed fields, so

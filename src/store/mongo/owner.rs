@@ -10,15 +10,11 @@ use mongodb::{
 use crate::{
     error::StoreErrorKind,
     key::{Lockable, Named},
-    store::{
-        StoreResult,
-        mongo::{
-            ENDED, FROZEN, MongoStore, SERVERS,
-            collection::primary,
-            danger::Danger,
-            error::{Doing, Result, failure},
-            send::rows,
-        },
+    store::mongo::{
+        ENDED, FROZEN, MongoStore, SERVERS,
+        danger::Danger,
+        error::{Result, failure},
+        send::rows,
     },
 };
 
@@ -61,7 +57,7 @@ pub(super) async fn refuse_others(locks: &Collection<Document>) -> Result<()> {
     }
 }
 
-async fn others_records(locks: &Collection<Document>) -> Result<Option<Danger>> {
+pub(super) async fn others_records(locks: &Collection<Document>) -> Result<Option<Danger>> {
     // By the index on `_id`: with `notablescan` the server reads no whole collection without one. Only the names of
     // the fields, because documents of others may be large.
     let all = doc! { "$match": { "_id": { "$gte": Bson::MinKey } } };
@@ -104,16 +100,5 @@ impl MongoStore {
     #[must_use]
     pub fn no_documents(collection: &str) -> Option<String> {
         of_name(collection)
-    }
-
-    /// The records in the lock collection of `collection`, if they are documents of somebody else: it has records, and
-    /// none of a few is a lock.
-    ///
-    /// # Errors
-    /// If the database is not reached, or its user may not read the locks.
-    pub async fn others_records(&self, collection: &str) -> StoreResult<Option<Danger>> {
-        let locks = format!("{collection}.lock");
-        let found = others_records(&primary(self.database(), &locks)).await;
-        found.doing(|| format!("looking at the records of {locks}"))
     }
 }

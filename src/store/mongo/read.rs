@@ -228,8 +228,7 @@ impl Call<'_> {
         found.await
     }
 
-    /// These records, as the primary has them, with its time, which also dates new locks. Several callers share the read, so
-    /// it has no caller's deadline.
+    /// These records, as the primary has them, with its time. Several callers share the read, so it has no caller's deadline.
     pub(super) async fn records(&self, ids: &[&LockId]) -> Result<HashMap<LockId, Stored>> {
         let filter = match ids {
             [] => return Ok(HashMap::new()),
@@ -244,7 +243,6 @@ impl Call<'_> {
         let mut records = HashMap::new();
         for found in raw_rows(found).await? {
             let now = found.get_datetime("now").map_err(Error::custom)?;
-            self.store.inner.clock.told(asked, now);
             let raw = found.get_document(RECORD).map_err(Error::custom)?.to_owned();
             let stored = Stored::read(raw, moment(now, asked))?;
             let id = stored.fields.get("_id").and_then(LockId::from_bson);

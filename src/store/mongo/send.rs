@@ -23,6 +23,7 @@ use crate::{
     lock::{Aid, Lock},
     store::{
         Deadline,
+        lock_rules::Moment,
         mongo::{
             codec::{self, documents, millis, number},
             error::{
@@ -31,7 +32,7 @@ use crate::{
             filters::Target,
             group::{AT_ONCE, Group},
             ids::exactly,
-            lock_record::Stored,
+            lock_record::{New, Stored},
         },
     },
 };
@@ -273,19 +274,12 @@ pub(super) struct Both {
     pub(super) uncommitted: Vec<Lock>,
 }
 
-/// A new record.
-#[derive(Debug)]
-pub(super) struct Insert {
-    pub(super) id: LockId,
-    pub(super) record: Document,
-}
-
 /// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from
 /// being given back.
 #[derive(Debug)]
 pub(super) struct Groups {
-    /// Claims of free documents.
-    pub(super) inserts: Arc<Group<Insert, bool>>,
+    /// Claims of free documents. The moment is that of a grant; `None` if there is a record already.
+    pub(super) new_records: Arc<Group<New, Option<Moment>>>,
     /// Releases of exclusive locks.
     pub(super) releases: Arc<Group<Target, bool>>,
     /// Locks that nobody wants any more.
@@ -299,7 +293,7 @@ pub(super) struct Groups {
 impl Default for Groups {
     fn default() -> Self {
         Self {
-            inserts: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            new_records: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             releases: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             retractions: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             looks: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),

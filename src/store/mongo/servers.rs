@@ -8,6 +8,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures_util::future::try_join;
 use mongodb::{
     Collection,
     bson::{Bson, DateTime, Document as Record, doc},
@@ -19,7 +20,7 @@ use crate::{
     freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     server::{Flags, ServerNote},
     store::{
-        Deadline, Fleet, Servers, StoreResult,
+        Deadline, Fleet, Frozen, Servers, StoreResult,
         mongo::{
             FROZEN, MongoStore, SERVERS,
             codec::{self, millis, presentable},
@@ -59,11 +60,13 @@ impl Servers for MongoStore {
         Ok(freezes(modified(written).await.doing(|| "freezing or thawing")?))
     }
 
-    async fn freezes(&self, until: Deadline) -> StoreResult<Vec<Freeze>> {
+    async fn freezes(&self, until: Deadline) -> StoreResult<Frozen> {
         let frozen = self.frozen().clone_with_type();
         let found = frozen.find_one(doc! { "_id": FREEZES }).projection(remaining());
-        let found = row(found.max_time(until.read_limit())).await;
-        Ok(freezes(found.doing(|| "asking for freezes")?))
+        let found = row(found.max_time(until.read_limit()));
+        let both = try_join(found, self.time(until.read_limit())).await;
+        let (found, at) = both.doing(|| "asking for freezes")?;
+        Ok(Frozen { on: freezes(found), at: Some(at.date) })
     }
 
     // findAndModify returns: the record → this server is noted, or there are too many; nothing → it was noted

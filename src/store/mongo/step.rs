@@ -7,13 +7,12 @@
 //! Modelled on the elections of Kubernetes (`client-go`, `leaderelection.go`), which decide and replace in the same way.
 
 use std::{
-    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use mongodb::{
-    bson::{Bson, DateTime, Document, doc},
+    bson::{Bson, Document, doc},
     error::Error,
 };
 use parking_lot::Mutex;
@@ -26,22 +25,18 @@ use crate::{
         lock_rules::{Moment, Record},
         mongo::{
             Call,
-            admission::{Job, Purpose},
-            codec::millis,
-            error::{Odd, Result, is_duplicate_id, is_not_sent, unavailable, unwritten},
-            group::Group,
+            admission::{Admitted, Job, Purpose},
+            error::{Odd, Result, unavailable, unwritten},
             ids::by_id,
-            lock_record::{Stored, at, decode, difference, encode, moment},
-            send::{Insert, LIMIT, LONGEST_WAIT, Write, acknowledged, number_of, refusals, run},
+            lock_record::{Stored, at, decode, difference, encode},
+            new_record::{self, longest_age},
+            send::Write,
         },
     },
 };
 
 /// How often the record may change between the read and the write.
 const ATTEMPTS: usize = 16;
-/// For how long the server's time that a reply has told may date a new lock.
-const RECENT: Duration = Duration::from_secs(1);
-
 /// The answer of a rule.
 pub(super) struct Decided<T> {
     pub(super) answer: T,
@@ -62,42 +57,6 @@ pub(super) trait Rule<T>:
 }
 
 impl<T, F: Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static> Rule<T> for F {}
-
-/// The time of the primary.
-#[derive(Debug)]
-pub(super) struct Clock {
-    /// The latest time that a reply has told, and a moment before that request was sent.
-    latest: Mutex<Option<(Instant, DateTime)>>,
-    /// The questions. One answers all callers who came before it was sent: if each asked by itself, thousands of questions
-    /// would take the connections of the claims after each second without an answer, and no claim would be sent in its time.
-    questions: Arc<Group<(), Moment>>,
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self { latest: Mutex::default(), questions: Group::new(1, usize::MAX, Duration::ZERO) }
-    }
-}
-
-impl Clock {
-    pub(super) fn told(&self, asked: Instant, now: DateTime) {
-        let mut latest = self.latest.lock();
-        if latest.is_none_or(|(before, _)| before < asked) {
-            *latest = Some((asked, now));
-        }
-    }
-
-    /// `None` if no reply has told the time lately.
-    fn recent(&self) -> Option<Moment> {
-        let latest = *self.latest.lock();
-        latest.filter(|(asked, _)| asked.elapsed() < RECENT).map(|(asked, now)| moment(now, asked))
-    }
-
-    /// There may be another primary, with another clock.
-    fn forget(&self) {
-        *self.latest.lock() = None;
-    }
-}
 
 impl Call<'_> {
     pub(super) async fn step<T: Send + 'static>(
@@ -135,11 +94,9 @@ impl Call<'_> {
     }
 
     async fn looked(&self, id: &LockId) -> Result<(Option<Stored>, Moment)> {
+        let asked = Instant::now();
         let found = self.look(id).await?;
-        let moment = match &found {
-            Some(stored) => stored.moment,
-            None => self.time(self.rules.fenced || self.rules.fair).await?,
-        };
+        let moment = found.as_ref().map_or(new_record::unknown(asked), |it| it.moment);
         Ok((found, moment))
     }
 
@@ -172,6 +129,11 @@ impl Call<'_> {
                 let pause = u64::from(random::uuid().as_bytes()[0]) % (2 * attempt as u64);
                 sleep(Duration::from_millis(pause)).await;
             }
+            // Admitted first, so that the write follows the read at once.
+            let admitted = match purpose {
+                Purpose::Claim => self.admit_claim(id).await?,
+                Purpose::Other => self.admit(id).await?,
+            };
             let found = match jobs {
                 [job] if attempt == 0 => job.found.clone(),
                 _ => self.looked(id).await?,
@@ -183,10 +145,32 @@ impl Call<'_> {
                 is_promise |= (job.decide)(&mut after, moment);
                 *changes = after != earlier;
             }
-            if after == before && !is_promise
-                || self.replace(id, purpose, found.0.as_ref(), &before, &after, moment).await?
-            {
+            if after == before && !is_promise {
                 return Ok(());
+            }
+            match &found.0 {
+                Some(stored) => {
+                    if self.replace(id, admitted, stored, &before, &after, moment).await? {
+                        return Ok(());
+                    }
+                }
+                // Waits for a majority that knows it, too.
+                None if after == before => {
+                    if self.write(admitted, by_id(id), &Write::Nothing).await? == 0 {
+                        return Ok(());
+                    }
+                }
+                None => {
+                    let new = new_record::set(encode(id, None, &after, &self.rules));
+                    if let Some(moment) = self.make_one(id, admitted, new).await? {
+                        let mut made = Record::default();
+                        // The answers, by the time of the command that made the record.
+                        for job in jobs {
+                            (job.decide)(&mut made, moment);
+                        }
+                        return Ok(());
+                    }
+                }
             }
         }
         Err(unavailable("the record changes all the time"))
@@ -197,40 +181,35 @@ impl Call<'_> {
     async fn replace(
         &self,
         id: &LockId,
-        purpose: Purpose,
-        stored: Option<&Stored>,
+        admitted: Admitted<'_>,
+        stored: &Stored,
         before: &Record,
         after: &Record,
         moment: Moment,
     ) -> Result<bool> {
         let rules = &self.rules;
-        let Some(stored) = stored else {
-            if after == before {
-                // Waits for a majority that knows it, too.
-                return Ok(self.write(id, purpose, by_id(id), &Write::Nothing).await? == 0);
-            }
-            let record = encode(id, None, after, rules);
-            return self.insert(Insert { id: id.clone(), record }).await;
-        };
         let is_exact = stored.is_exact();
         let mut filter = stored.unchanged(id, is_exact);
         let live = || before.grants.iter().filter(|grant| grant.is_live(moment.now));
         if after.is_empty(rules) {
-            return Ok(self.write(id, purpose, filter, &Write::Delete).await? > 0);
+            return Ok(self.write(admitted, filter, &Write::Delete).await? > 0);
         }
         if !is_exact {
             if after == before {
-                return Ok(self.write(id, purpose, filter, &Write::Nothing).await? > 0);
+                return Ok(self.write(admitted, filter, &Write::Nothing).await? > 0);
             }
             if live().next().is_some() {
                 return Err(odd(id, self.primary.name()));
             }
-            self.write(id, purpose, filter, &Write::Delete).await?;
+            self.write(admitted, filter, &Write::Delete).await?;
             return Ok(false);
         }
-        if let Some(first) = live().map(|grant| grant.expires()).min() {
+        // The read dates the leases that begin, so the write itself must prove that the read is not old.
+        let begins = after.grants.iter().filter(|grant| grant.ts >= moment.now);
+        let ages = begins.map(|grant| moment.now + longest_age(grant.ttl));
+        if let Some(latest) = live().map(|grant| grant.expires()).chain(ages).min() {
             let same = filter.remove("$expr").unwrap_or(Bson::Null);
-            let in_time = doc! { "$lt": ["$$NOW", at(first)] };
+            let in_time = doc! { "$lt": ["$$NOW", at(latest)] };
             filter.insert("$expr", doc! { "$and": [same, in_time] });
         }
         let record = encode(id, Some((&stored.fields, before)), after, rules);
@@ -241,100 +220,12 @@ impl Call<'_> {
             false => record,
         };
         let by = if by.is_empty() { Write::Nothing } else { Write::One(by) };
-        Ok(self.write(id, purpose, filter, &by).await? > 0)
+        Ok(self.write(admitted, filter, &by).await? > 0)
     }
 
-    async fn write(
-        &self,
-        id: &LockId,
-        purpose: Purpose,
-        filter: Document,
-        by: &Write,
-    ) -> Result<u64> {
-        let admitted = match purpose {
-            Purpose::Claim => self.admit_claim(id).await?,
-            Purpose::Other => self.admit(id).await?,
-        };
+    async fn write(&self, admitted: Admitted<'_>, filter: Document, by: &Write) -> Result<u64> {
         let limit = admitted.limit;
         admitted.carry_out(super::send::write(&self.primary, filter, by, limit)).await
-    }
-
-    /// The server's time: as a recent reply has told it, or else by a question.
-    ///
-    /// Fencing tokens and tickets must rise over all servers, so whoever `draws` one must ask.
-    pub(super) async fn time(&self, draws: bool) -> Result<Moment> {
-        let clock = &self.store.inner.clock;
-        if let Some(recent) = clock.recent().filter(|_| !draws) {
-            return Ok(recent);
-        }
-        let ask = async |callers: Vec<()>| vec![self.ask_the_time().await; callers.len()];
-        clock.questions.submit((), self.until.send_by(), ask).await
-    }
-
-    async fn ask_the_time(&self) -> Result<Moment> {
-        let asked = Instant::now();
-        let hello = doc! { "hello": 1, "maxTimeMS": millis(LONGEST_WAIT) };
-        let hello = self.store.database().run_command(hello).await?;
-        let now = hello.get_datetime("localTime").map_err(Error::custom)?;
-        self.store.inner.clock.told(asked, *now);
-        Ok(moment(*now, asked))
-    }
-
-    /// The server's time, if a recent reply has told it.
-    pub(super) fn recent_time(&self) -> Option<Moment> {
-        self.store.inner.clock.recent()
-    }
-
-    /// Makes this record. False if there is one already. The command is shared with other claims, unless another write of
-    /// this record is under way.
-    ///
-    /// The date of the lock is not of this command, but of an earlier reply: it may be up to [`RECENT`] too old, and so
-    /// the lease ends that much too early. That is safe, because the holder counts its lease from before the request
-    /// whose reply told that time: the holder gives up no later than the server.
-    pub(super) async fn insert(&self, job: Insert) -> Result<bool> {
-        let inserted = if self.admission.is_used(&job.id) {
-            self.insert_alone(&job).await
-        } else {
-            // Releases are sent first.
-            let send_by = self.until.claim_by(self.groups.releases.wait())?;
-            let inserted = self.groups.inserts.submit(job, send_by, async |jobs| match &jobs[..] {
-                [job] => vec![self.insert_alone(job).await],
-                jobs => {
-                    let inserted = self.insert_together(jobs, LIMIT).await;
-                    self.each(jobs.iter().map(|job| &job.id), inserted)
-                }
-            });
-            inserted.await
-        };
-        // Another primary may have another clock.
-        if inserted.as_ref().is_err_and(|e| !is_not_sent(e)) {
-            self.store.inner.clock.forget();
-        }
-        inserted
-    }
-
-    async fn insert_alone(&self, job: &Insert) -> Result<bool> {
-        let admitted = self.admit_claim(&job.id).await?;
-        let limit = admitted.limit;
-        let done = admitted.carry_out(self.insert_together(slice::from_ref(job), limit)).await?;
-        done.into_iter().next().unwrap_or(Ok(false))
-    }
-
-    // insert returns for each record: nothing → made. Error 11000 → there is one. No reply → not known; each claim is
-    // repeated, and recognises its grant.
-    async fn insert_together(&self, jobs: &[Insert], limit: Duration) -> Result<Vec<Result<bool>>> {
-        let records: Vec<_> = jobs.iter().map(|job| job.record.clone()).collect();
-        let command =
-            doc! { "insert": self.primary.name(), "documents": records, "ordered": false };
-        let reply = run(&self.primary, command, limit).await?;
-        acknowledged(&reply, number_of(&reply) > 0)?;
-        let mut refused = refusals(&reply);
-        let outcome = |n| match refused.remove(&n) {
-            Some(e) if is_duplicate_id(&e) => Ok(false),
-            Some(e) => Err(e),
-            None => Ok(true),
-        };
-        Ok((0..jobs.len()).map(outcome).collect())
     }
 }
 

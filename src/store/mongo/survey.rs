@@ -16,8 +16,9 @@ use crate::store::{
         collection::primary,
         create_indexes,
         danger::{self, Danger},
-        error::{code, is_denied, store_error},
+        error::{Doing, code, is_denied, store_error},
         index::Index,
+        owner,
         requirements::Needs,
     },
 };
@@ -57,6 +58,17 @@ impl Surveyed {
 }
 
 impl MongoStore {
+    /// The records in the lock collection of `collection`, if they are documents of somebody else: it has records, and
+    /// none of a few is a lock.
+    ///
+    /// # Errors
+    /// If the database is not reached, or its user may not read the locks.
+    pub async fn others_records(&self, collection: &str) -> StoreResult<Option<Danger>> {
+        let locks = format!("{collection}.lock");
+        let found = owner::others_records(&primary(self.database(), &locks)).await;
+        found.doing(|| format!("looking at the records of {locks}"))
+    }
+
     /// Compares the database with these [needs](Self::needs). It only reads.
     ///
     /// # Errors

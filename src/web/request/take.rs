@@ -236,7 +236,9 @@ impl RequestLocks {
         }
         let parts = &self.manager.parts;
         let alive = parts.sessions.refuse_ended(&mine.lock.aid, self.headers.page, until);
-        let (alive, room) = tokio::join!(alive, parts.granting.may_keep(&mine.lock, until));
+        let is_fresh = mine.got == Got::Granted;
+        let room = parts.granting.may_keep(&mine.lock, is_fresh, until);
+        let (alive, room) = tokio::join!(alive, room);
         alive.and(room)
     }
 

@@ -474,8 +474,8 @@ async fn two_applications_in_one_database_are_found_and_kept_apart_by_their_name
     assert!(told.contains("server of order") && !told.contains("server of workitem"), "{told}");
     let shop = ["--application", "shop", "freeze", "order", "--reason", "x", "--for", "1h"];
     cli.run(&shop).await.ok();
-    assert_eq!(plain.freezes(Deadline::NONE).await.unwrap(), []);
-    assert_eq!(named.freezes(Deadline::NONE).await.unwrap().len(), 1);
+    assert_eq!(plain.freezes(Deadline::NONE).await.unwrap().on, []);
+    assert_eq!(named.freezes(Deadline::NONE).await.unwrap().on.len(), 1);
     assert_eq!(cli.run(&["--application", "a.b", "doctor"]).await.code, Some(2));
 }
 

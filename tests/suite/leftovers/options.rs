@@ -57,7 +57,7 @@ async fn an_answer_of_the_server_is_not_told_as_no_answer() {
     let app = App::with(&database, with_deadline(Duration::from_secs(1))).await;
     for (code, text) in [(112, "other writes"), (246, "was changed"), (24, "did not carry it out")]
     {
-        let data = doc! { "failCommands": ["insert"], "errorCode": code };
+        let data = doc! { "failCommands": ["findAndModify"], "errorCode": code };
         let on = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
         server.admin(on).await;
         let refused = app.try_acquire(&key("a"), &Aid::new()).await;

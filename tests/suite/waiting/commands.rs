@@ -18,7 +18,7 @@ async fn is_told(locks: &LockManager, commands: &Commands) {
     eventually("nobody asks any more", async || {
         commands.take();
         sleep(4 * A_WHILE).await;
-        !commands.take().iter().any(|name| ["insert", "update"].contains(&&**name))
+        !commands.take().iter().any(|name| ["findAndModify", "update"].contains(&&**name))
     })
     .await;
 }
@@ -45,7 +45,8 @@ async fn all_served(waiting: Vec<JoinHandle<LockGuard>>, hold: Duration) -> Vec<
 
 /// The writes that take, hand over and release locks, per waiter of a crowd.
 fn writes_for_each(sent: &[String], crowd: usize) -> f64 {
-    let writes = sent.iter().filter(|it| ["insert", "update", "delete"].contains(&it.as_str()));
+    let writes =
+        sent.iter().filter(|it| ["findAndModify", "update", "delete"].contains(&it.as_str()));
     writes.count() as f64 / crowd as f64
 }
 
@@ -92,7 +93,7 @@ async fn a_handover_costs_the_same_for_any_number_of_waiters_and_keeps_their_ord
 /// Makes each write take at least this long, as on a busy disk.
 async fn slow_down(server: &Mongod, write: Duration) {
     let slow = doc! {
-        "failCommands": ["insert", "delete", "update"],
+        "failCommands": ["findAndModify", "delete", "update"],
         "blockConnection": true,
         "blockTimeMS": write.as_millis() as i64,
     };
@@ -144,7 +145,7 @@ async fn a_free_lock_is_acquired_by_one_command_without_a_change_stream() {
     assert!(locks.health().wakeups.is_empty());
     guard.release().await.unwrap();
     sleep(A_WHILE).await;
-    assert_eq!(commands.take(), ["insert", "delete"]);
+    assert_eq!(commands.take(), ["findAndModify", "delete"]);
     assert!(locks.health().wakeups.is_empty());
 }
 

@@ -116,7 +116,7 @@ async fn a_handover_whose_request_or_reply_is_lost_takes_place_once() {
         let next = waiting(locks, &key("a")).await;
         until_told(locks, WorkItem::COLLECTION).await;
         sleep(4 * A_WHILE).await;
-        let name = "update";
+        let name = "findAndModify";
         if reply {
             faulty.proxy.drop_reply_to(name)
         } else {

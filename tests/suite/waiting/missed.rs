@@ -91,7 +91,7 @@ async fn a_break_before_the_grant_is_known() {
     until_told(locks, WorkItem::COLLECTION).await;
     has_looked_again(&faulty).await;
     let second = waiting(locks, &key("a")).await;
-    faulty.proxy.hold_reply_to("insert");
+    faulty.proxy.hold_reply_to("findAndModify");
     held.release().await.unwrap();
     faulty.proxy.until_fired(1).await;
     let granted = other.inspect(&key("a")).await.unwrap().unwrap();

@@ -28,7 +28,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
 
     alice.post("/note/a").await.token();
     // The document and the tombstone are read at the same time, so there are two round trips.
-    assert_eq!(sent().await, ["insert", "find", "find"], "a fresh lock");
+    assert_eq!(sent().await, ["findAndModify", "find", "find"], "a fresh lock");
     alice.post("/note/a").await.token();
     assert_eq!(
         sent().await,

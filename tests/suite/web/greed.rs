@@ -123,6 +123,30 @@ async fn a_session_gets_no_more_locks_by_asking_two_servers_at_once() {
     assert_eq!(stored(&one).await.len(), LIMIT);
 }
 
+/// The second server has never counted the locks of the session, and the first one does not hear of the second one's.
+#[actix_web::test]
+async fn a_session_that_is_nearly_full_on_one_server_gets_one_more_on_one_of_two() {
+    for there_first in [false, true] {
+        let store = crowded();
+        let (one, two) = (limited(&store).await, limited(&store).await);
+        let (first, second) = (serve_with_cookies(&one).await, serve_with_cookies(&two).await);
+        let alice = Browser::logged_in(&first, "alice").await;
+        let there = alice.at(&second);
+        for n in 0..LIMIT - 1 {
+            assert_eq!(alice.post(&format!("/locks/note/{}", named(n).id)).await.status, 201);
+        }
+        let [last, beyond] = [LIMIT, LIMIT + 1].map(|n| format!("/locks/note/{}", named(n).id));
+        let statuses = if there_first {
+            [there.post(&last).await.status, alice.post(&beyond).await.status]
+        } else {
+            [alice.post(&last).await.status, there.post(&beyond).await.status]
+        };
+        assert_eq!(statuses, [201, 429], "there first: {there_first}");
+        two.shutdown().await;
+        assert_eq!(stored(&one).await.len(), LIMIT);
+    }
+}
+
 #[actix_web::test]
 async fn a_session_without_room_takes_no_lock_from_somebody_else() {
     let store = crowded();

@@ -123,7 +123,7 @@ async fn a_collection_of_somebody_else_is_refused_and_gets_no_index() {
         (0..50).map(|n| doc! { "_id": n, "expires": 1, "state": "open" }).collect();
     let locked = doc! { "_id": "a" };
     database.collection::<Document>("workitem.lock").insert_one(&locked).await.unwrap();
-    database.collection("offer").insert_many(&offers).await.unwrap();
+    database.collection::<Document>("offer").insert_many(&offers).await.unwrap();
     for name in ["offer", "workitem", "workitem.lock", "doclock.ended"] {
         let built = MongoSessionStore::builder(&database).collection(name).build().await;
         let error = built.unwrap_err();

@@ -25,7 +25,7 @@ impl<S: Subject> Steps<S> {
     }
 
     async fn frozen(&self) -> Vec<Freeze> {
-        self.freezes(NONE).await.unwrap()
+        self.freezes(NONE).await.unwrap().on
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use actix_doclock::{LockToken, limits::TTL_RANGE};
+use actix_doclock::{LockKey, LockToken, limits::TTL_RANGE};
 use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
 use doclock::SESSIONS;
 
@@ -75,7 +75,7 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Collections {
     /// Only this collection of documents; may be repeated. Default: all collections that have locks
-    #[arg(long = "collection", value_name = "NAME")]
+    #[arg(long = "collection", value_name = "NAME", value_parser = collection)]
     pub(crate) collections: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct Freeze {
 #[group(required = true, multiple = false)]
 pub(crate) struct Frozen {
     /// The collection of documents
-    #[arg(value_name = "COLLECTION")]
+    #[arg(value_name = "COLLECTION", value_parser = collection)]
     pub(crate) collection: Option<String>,
     /// All collections of documents, but not the named locks of jobs
     #[arg(long)]
@@ -151,7 +151,7 @@ pub(crate) struct Frozen {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Init {
     /// The collections of the documents; the locks of `workitem` are kept in `workitem.lock`
-    #[arg(required_unless_present = "sessions", value_name = "COLLECTION")]
+    #[arg(required_unless_present = "sessions", value_name = "COLLECTION", value_parser = collection)]
     pub(crate) collections: Vec<String>,
     /// Also creates the collection of web sessions, for `MongoSessionStore`. Its name, if it has another one
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = SESSIONS, value_parser = NonEmptyStringValueParser::new())]
@@ -199,6 +199,14 @@ fn reason(text: &str) -> Result<String, String> {
     if text.trim().is_empty() { Err("say why".into()) } else { Ok(text.to_owned()) }
 }
 
+/// Parses the name of a collection of documents.
+fn collection(text: &str) -> Result<String, String> {
+    match LockKey::new(text, 0) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
 /// Parses the name of a field, which may be a path.
 fn field(text: &str) -> Result<String, String> {
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('$') && !name.contains('\0');
@@ -234,6 +242,25 @@ mod tests {
         for wrong in ["", ".", "a.", ".a", "a..b", "$where", "a.$", "a\0"] {
             assert!(field(wrong).unwrap_err().contains("write"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_name_that_no_collection_can_have_is_refused_by_each_command() {
+        let long = "x".repeat(121);
+        for wrong in ["", "a$b", "a/b", "system.users", &long] {
+            for args in [
+                &["list", "--collection", wrong][..],
+                &["watch", "--collection", wrong],
+                &["doctor", "--collection", wrong],
+                &["thaw", wrong],
+                &["freeze", wrong, "--reason=why", "--for=1h", "--actor=A"],
+                &["init", wrong],
+            ] {
+                let refused = Args::try_parse_from([&["doclock"], args].concat()).unwrap_err();
+                assert!(refused.to_string().contains("collection"), "{args:?}: {refused}");
+            }
+        }
+        assert_eq!(collection("a.b").as_deref(), Ok("a.b"));
     }
 
     #[test]

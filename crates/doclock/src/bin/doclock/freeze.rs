@@ -33,7 +33,7 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
         frozen => frozen?,
     }
     tokio::time::sleep(OBEYED_WITHIN).await;
-    let on = answer(store.freezes(Deadline::NONE)).await?;
+    let on = answer(store.freezes(Deadline::NONE)).await?.on;
     // How many servers have noted themselves.
     let servers = allowed(answer(store.servers()).await)?.map(|servers| servers.len());
     for this in on.iter().filter(|freeze| freeze.scope == scope) {

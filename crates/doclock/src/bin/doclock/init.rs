@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    LockKey, MongoStore, StoreError, StoreErrorKind,
+    MongoStore, StoreError, StoreErrorKind,
     store::{Deadline, Locks, Rules},
 };
 use serde_json::json;
@@ -15,7 +15,6 @@ const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 
 pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result {
     for collection in &args.collections {
-        LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
         if let Some(problem) = MongoStore::no_documents(collection) {
             return Err(Failure::Usage(problem));
         }

@@ -21,7 +21,7 @@ use crate::{
 pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result {
     let mut locks = all(store, &collections(store, &args.of).await?).await?;
     // The database user may have the right to read locks, but not freezes.
-    let frozen = allowed(answer(store.freezes(Deadline::NONE)).await)?.unwrap_or_default();
+    let frozen = allowed(answer(store.freezes(Deadline::NONE)).await)?.unwrap_or_default().on;
     if let Some(text) = &args.holder {
         let text = text.to_lowercase();
         let label = |lock: &Lock| lock.holder.as_ref().map(|holder| holder.label.to_lowercase());
