@@ -207,6 +207,14 @@ pub enum LockError {
     )]
     MalformedVersion,
 
+    /// The client's `Doclock-Tab`, or `tab` in an address of the lock API or beside `lock_token` or `version`, is not a UUID.
+    /// (400)
+    #[error(
+        "the header Doclock-Tab must be a UUID that the page has chosen, and so must `tab` in an address that also has \
+         `lock_token` or `version`, or that leads to the lock API"
+    )]
+    MalformedTab,
+
     /// The client says the same by a header and in its address, or twice in the address, but differently. (400)
     #[error("this request says its `{name}` twice, and differently; say it once")]
     SaidTwice {

@@ -18,6 +18,9 @@ use crate::manager::verbs::Runner;
 
 /// How often a line of one kind is logged at most.
 const EVERY: Duration = Duration::from_secs(10);
+/// How many different failures a line about several requests names.
+#[cfg(feature = "web")]
+const MOST_NAMED: usize = 10;
 
 /// When a line of each kind was logged last. The code has few kinds.
 #[derive(Debug, Default)]
@@ -31,7 +34,10 @@ pub(crate) struct LogLimit {
 #[derive(Debug, Default)]
 struct Failed {
     requests: u64,
-    latest: String,
+    /// The first different ones.
+    named: Vec<String>,
+    /// How many requests have failed otherwise.
+    unnamed: u64,
 }
 
 impl LogLimit {
@@ -60,7 +66,7 @@ impl LogLimit {
     }
 
     /// A request has failed for this reason, of which the code has few. Logs the first one at once, and then one line in
-    /// 10 s with their number, until none fails any more.
+    /// 10 s with their number and the first different failures, until none fails any more.
     #[cfg(feature = "web")]
     pub(super) fn request_failed(
         &self,
@@ -73,7 +79,11 @@ impl LogLimit {
         let mut failed = all.lock();
         if let Some(failed) = failed.get_mut(why) {
             failed.requests += 1;
-            failed.latest = line;
+            match failed.named.contains(&line) {
+                true => {}
+                false if failed.named.len() < MOST_NAMED => failed.named.push(line),
+                false => failed.unnamed += 1,
+            }
             return;
         }
         failed.insert(why, Failed::default());
@@ -86,7 +96,7 @@ impl LogLimit {
                     () = stop.cancelled() => {}
                     () = sleep(EVERY) => {}
                 }
-                let Failed { requests, latest } = {
+                let Failed { requests, named, unnamed } = {
                     let mut all = all.lock();
                     let failed = all.remove(why).unwrap_or_default();
                     if failed.requests > 0 && !stop.is_cancelled() {
@@ -97,7 +107,9 @@ impl LogLimit {
                 if requests > 0 {
                     log::error!(
                         target: "actix_doclock::web",
-                        "{requests} more requests have failed within {EVERY:?}, {why}; the latest: {latest}",
+                        "{requests} more requests have failed within {EVERY:?}, {why}: {}{}",
+                        named.join("; "),
+                        if unnamed > 0 { format!("; and {unnamed} others") } else { String::new() },
                     );
                 }
                 if requests == 0 || stop.is_cancelled() {

@@ -2,6 +2,8 @@
 
 use std::{slice, sync::Arc, time::Instant};
 
+use tokio::time::timeout_at;
+
 use crate::{
     clock,
     error::{BoxError, LockError, Result, StoreError, StoreErrorKind},
@@ -141,14 +143,16 @@ impl Saves {
         let compared = if draft.is_large() {
             let (runtime, tasks) = self.verbs.runner.parts();
             let compared = tasks.spawn_blocking_on(move || compare(draft), &runtime);
-            compared.await.unwrap_or_else(|failed| Err(failed.into()))
+            // The thread cannot be stopped, but nobody waits for it after the deadline.
+            let compared = timeout_at(until.into(), compared).await.ok();
+            compared.map(|done| done.unwrap_or_else(|failed| Err(failed.into())))
         } else {
-            compare(draft)
+            Some(compare(draft))
         };
-        if clock::now() >= until {
-            return Err(LockError::TooSlow { limit: self.verbs.deadline });
+        match compared.filter(|_| clock::now() < until) {
+            Some(compared) => compared.map_err(unfit(key)),
+            None => Err(LockError::TooSlow { limit: self.verbs.deadline }),
         }
-        compared.map_err(unfit(key))
     }
 
     /// Deletes the document under its lock. The lock stays.

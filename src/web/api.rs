@@ -332,6 +332,7 @@ struct ReleaseBody {
 async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     // A page that may no longer lock the document may still release its lock.
     let locks = RequestLocks::of_any_page(&req)?;
+    locks.headers.check_in_api()?;
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let mut tokens = locks.headers.tokens()?.to_vec();
@@ -346,7 +347,8 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
         match page.as_deref().map(str::parse) {
             None => drop(locks.release_key(&key).await?),
             Some(Ok(page)) => {
-                let tab = tab.and_then(|tab| tab.parse().ok());
+                let tab = tab.map(|tab| tab.parse()).transpose();
+                let tab = tab.map_err(|_| LockError::MalformedTab)?;
                 locks.leave(&key, tab, page, grace).await?;
             }
             Some(Err(_)) => return Err(bad_request("a page must be a UUID")),

@@ -194,6 +194,7 @@ impl From<&LockError> for Problem {
                     .with("version", version.to_string())
             }
             LockError::MalformedToken => problem(StatusCode::BAD_REQUEST, "bad_lock_token"),
+            LockError::MalformedTab => problem(StatusCode::BAD_REQUEST, "bad_tab"),
             LockError::MalformedVersion => problem(StatusCode::BAD_REQUEST, "bad_version"),
             LockError::SaidTwice { .. } => problem(StatusCode::BAD_REQUEST, "said_twice"),
             LockError::NotFound { .. } => problem(StatusCode::NOT_FOUND, "not_found"),

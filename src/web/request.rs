@@ -145,7 +145,8 @@ impl FromRequest for Locks {
     type Future = Ready<Result<Self>>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
-        ready(RequestLocks::of(req).map(Self))
+        let locks = RequestLocks::of(req);
+        ready(locks.and_then(|locks| locks.headers.check_in_api().map(|()| Self(locks))))
     }
 }
 

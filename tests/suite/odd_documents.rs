@@ -749,6 +749,7 @@ async fn a_large_document_is_compared_by_another_thread_and_in_time_or_not_at_al
             *GATE.lock() = Some(gate);
         });
         let saved = saved.await;
+        assert!(!is_late || !opens.is_finished(), "the answer comes at the deadline");
         opens.await.unwrap().unwrap();
         match saved {
             Ok(saved) => assert!(!is_late && saved.n == 2),

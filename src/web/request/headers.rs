@@ -39,7 +39,7 @@ const PERSON: HeaderName = HeaderName::from_static("doclock-person");
 const PURPOSES: [&str; 4] = ["sec-purpose", "purpose", "x-purpose", "x-moz"];
 
 /// What a request says by its headers or, because an HTML form sends none, by `lock_token`, `tab` and `version` in its
-/// address. Malformed values are ignored, except tokens and versions.
+/// address. Malformed values are ignored, except tokens, versions and tabs.
 pub(in crate::web) struct Headers {
     /// True if the page has sent this request automatically, and its person has been away for long.
     pub(super) is_idle: bool,
@@ -60,6 +60,10 @@ pub(in crate::web) struct Headers {
     versions: Result<Option<Vec<Version>>, ()>,
     /// What the request says twice, and differently.
     said_twice: Option<&'static str>,
+    /// True if a tab is malformed that can be meant for nobody else.
+    has_bad_tab: bool,
+    /// True if the `tab` of the address is none. In an address of the application it may be a parameter of its own.
+    is_other_tab: bool,
 }
 
 impl Headers {
@@ -74,6 +78,9 @@ impl Headers {
         };
         let mut said_twice = None;
         let tabs = in_address("tab").filter_map(|it| it.trim().parse().ok());
+        let is_other_tab = in_address("tab").any(|it| it.trim().parse::<TabId>().is_err());
+        let speaks_of_locks =
+            ["lock_token", "version"].iter().any(|it| in_address(it).next().is_some());
         let tokens = in_address("lock_token").map(|it| tokens_in(iter::once(it)));
         let versions = in_address("version").map(|it| Ok(Some(vec![it.parse().map_err(drop)?])));
         let tab = once("tab", value(headers, TAB).into_iter().chain(tabs), &mut said_twice);
@@ -94,13 +101,25 @@ impl Headers {
             tokens: tokens.unwrap_or_else(|| Some(Vec::new())),
             versions: versions.unwrap_or(Ok(None)),
             said_twice,
+            has_bad_tab: headers.contains_key(TAB) && value::<TabId>(headers, TAB).is_none()
+                || is_other_tab && speaks_of_locks,
+            is_other_tab,
         }
     }
 
     /// # Errors
-    /// If the request contradicts itself.
+    /// If the request contradicts itself, or names a malformed tab.
     pub(super) fn check(&self) -> Result<()> {
+        if self.has_bad_tab {
+            return Err(LockError::MalformedTab);
+        }
         self.said_twice.map_or(Ok(()), |name| Err(LockError::SaidTwice { name }))
+    }
+
+    /// # Errors
+    /// If `tab` in an address of the lock API is none.
+    pub(in crate::web) fn check_in_api(&self) -> Result<()> {
+        if self.is_other_tab { Err(LockError::MalformedTab) } else { Ok(()) }
     }
 
     /// The versions of which a document must have one, if there is such a condition.

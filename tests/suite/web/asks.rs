@@ -124,6 +124,15 @@ async fn an_ask_is_one_line_without_marks_that_turn_the_text_around() {
         assert_eq!(bob.asks(&text).await.status, status);
     }
     assert_eq!(alice.hears().await[0]["message"], "ä".repeat(250));
+    // What nobody sees is no message; what joins two characters stays.
+    for unseen in
+        ["\u{200b}", " \u{2060}\u{feff} ", "\u{ad}\u{3164}", "\u{e0041}\u{fe0f}", "\u{0}\u{200d}"]
+    {
+        assert_eq!(bob.asks(unseen).await.status, 202);
+        assert_eq!(alice.hears().await[0]["message"], "", "{unseen:?}");
+    }
+    bob.asks("👩\u{200d}🚒 می\u{200c}خواهم").await;
+    assert_eq!(alice.hears().await[0]["message"], "👩\u{200d}🚒 می\u{200c}خواهم");
     for wrong in [json!({ "message": 7 }), json!({ "massage": "x" })] {
         bob.post_json("/locks/note/a/ask", wrong).await.problem(400);
     }

@@ -366,8 +366,11 @@ async fn a_stream_ends_with_its_session_on_every_server_also_if_it_held_no_lock(
         let carol = Browser::logged_in(&app, "carol").await;
         let mut others = open(&carol, "").await;
         let at_other = alice.at(&elsewhere);
-        let streams =
-            [open(&alice, "").await, open(&alice, "?tab=x").await, open(&at_other, "").await];
+        let streams = [
+            open(&alice, "").await,
+            open(&alice, &format!("?tab={ONE}")).await,
+            open(&at_other, "").await,
+        ];
         let aid = if ends == "revoked" {
             alice.post("/locks/note/a").await.token();
             let held = locks.list().await.unwrap().pop();

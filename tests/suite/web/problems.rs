@@ -384,6 +384,37 @@ async fn requests_that_fail_in_an_outage_share_lines_with_method_path_and_docume
     server.resume();
 }
 
+/// An operator corrects them one by one, and must not wait ten seconds for the name of each.
+#[actix_web::test]
+async fn each_document_that_does_not_fit_its_type_is_named_or_counted() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Unfit {
+        text: i32,
+    }
+    impl Lockable for Unfit {
+        type Id = String;
+        const COLLECTION: &'static str = Note::COLLECTION;
+    }
+    log_lines();
+    let (locks, store) = embedded().await;
+    let unfit: Vec<_> = (0..13).map(|n| format!("unfit{n}")).collect();
+    for id in &unfit {
+        store.put(id.clone(), &Unfit { text: 7 }).unwrap();
+    }
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for id in unfit.iter().chain(&unfit) {
+        alice.post(&format!("/note/{id}")).await.problem(500);
+    }
+    let more = ["25 more requests have failed", "because a document does not fit its type"];
+    eventually("the others are named", async || count_logged(&more) == 1).await;
+    // The first one has its own line; it, and nine of the others, are in the line about all.
+    for id in &unfit[..10] {
+        assert!(logged(&format!("for note/\"{id}\" has failed")), "{id}");
+    }
+    assert!(count_logged(&[more[0], "; and 5 others"]) == 1);
+}
+
 #[actix_web::test]
 async fn describe_is_not_blamed_for_an_outage_of_the_database() {
     log_lines();

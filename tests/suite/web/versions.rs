@@ -185,6 +185,34 @@ async fn the_tab_of_a_form_may_stand_in_its_address() {
     assert_eq!(alice.post("/note/a?tab=details").await.token(), opened.token());
 }
 
+/// Otherwise a save from another tab would pass for one of the page that has the lock.
+#[actix_web::test]
+async fn a_malformed_tab_is_refused_wherever_it_can_be_nothing_else() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post(&format!("/note/a?tab={ONE}")).await.token();
+    let token = &token[1..token.len() - 1];
+    let put =
+        |uri: &str| alice.request(Method::PUT, uri).set_json(serde_json::json!({ "text": "x" }));
+    for tab in ["xx", "", "1"] {
+        for refused in [
+            put("/note/a").insert_header(("doclock-tab", tab)),
+            put(&format!("/note/a?tab={tab}&lock_token={token}")),
+            put(&format!("/note/a?tab={ONE}&tab={tab}&version={OTHER}")),
+            alice.request(Method::GET, &format!("/locks/note/a?tab={tab}")),
+            alice.request(Method::GET, &format!("/locks/events?tab={tab}")),
+            alice.request(Method::POST, &format!("/locks/note/a/release?tab={tab}")),
+            alice
+                .request(Method::POST, "/locks/note/a/release")
+                .set_json(serde_json::json!({ "tab": tab, "page": TWO })),
+        ] {
+            assert_eq!(alice.send(refused).await.problem(400)["code"], "bad_tab", "{tab:?}");
+        }
+    }
+    assert_eq!(alice.send(put(&format!("/note/a?tab={ONE}&lock_token={token}"))).await.status, 200);
+}
+
 #[actix_web::test]
 async fn the_lock_api_says_whether_the_page_shows_the_document_of_now() {
     let (locks, store) = embedded().await;
