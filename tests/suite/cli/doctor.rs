@@ -43,10 +43,22 @@ fn says(finding: &Value, code: &str, field: &str, text: &str) {
 }
 
 #[tokio::test]
+async fn a_database_without_locks_is_wrong_use_and_not_a_healthy_one() {
+    let (cli, database) = Cli::fresh().await;
+    let wrong = cli.run(&["doctor"]).await;
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    assert!(wrong.err.contains(database.name()), "{wrong:?}");
+    // A misspelt collection is a finding: an application may create it yet.
+    let (_, misspelt) = faults(&cli, &["--collection", "workitm"]).await;
+    says(misspelt.last().unwrap(), "missing_collection", "about", "workitm.lock");
+    // An application may keep only its sessions here.
+    let sessions = cli.run(&["doctor", "--sessions"]).await;
+    assert_eq!(sessions.code, Some(1), "{sessions:?}");
+}
+
+#[tokio::test]
 async fn a_replica_set_on_which_an_application_runs_has_no_faults() {
     let (cli, database) = Cli::fresh().await;
-    let empty = cli.run(&["doctor"]).await;
-    assert_eq!(empty.code, Some(0), "{empty:?}");
     let app = App::on(&database).await;
     held_by(&app, &key("a"), "Alice").await;
     let ttl = format!("{TTL_SECS}s");
@@ -267,6 +279,19 @@ async fn a_missing_privilege_is_found() {
     let ran = nobody.run(&["doctor", "--collection", "workitem", "--json"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.out.contains("not_authenticated"), "{ran:?}");
+    let all = cli("stranger").run(&["doctor"]).await;
+    assert_eq!(all.code, Some(1), "{all:?}");
+    assert!(all.out.contains("grantRolesToUser(\"stranger\""), "{all:?}");
+    // A user with rights on the documents only sees no lock collection.
+    let privilege =
+        doc! { "resource": { "db": name, "collection": "workitem" }, "actions": ["find"] };
+    let role = doc! { "createRole": "documents_only", "privileges": [privilege], "roles": [] };
+    admin.database("admin").run_command(role).await.unwrap();
+    let user = doc! { "createUser": "blind", "pwd": "secret", "roles": ["documents_only"] };
+    admin.database("admin").run_command(user).await.unwrap();
+    let hidden = cli("blind").run(&["doctor"]).await;
+    assert_eq!(hidden.code, Some(2), "{hidden:?}");
+    assert!(hidden.err.contains("doctor --collection NAME"), "{hidden:?}");
     // A user who may read one lock collection need not be allowed to list all others.
     let resource = doc! { "db": name, "collection": "workitem.lock" };
     let privilege = doc! { "resource": resource, "actions": ["find", "listIndexes"] };

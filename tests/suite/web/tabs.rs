@@ -198,13 +198,13 @@ async fn a_reader_that_leaves_has_no_grace_period() {
 }
 
 #[actix_web::test]
-async fn an_invalid_tab_id_counts_as_none() {
+async fn an_invalid_tab_id_locks_nothing() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
     for tab in ["", "one", "{\"$gt\":\"\"}", &"1".repeat(4000)] {
-        assert!(alice.acquire_in(tab).await.status.is_success());
-        assert_eq!(alice.state_in(TWO).await["state"], "mine");
+        assert_eq!(alice.acquire_in(tab).await.problem(400)["code"], "bad_tab", "{tab:?}");
+        assert_eq!(alice.state_in(TWO).await["state"], "free");
     }
 }
 

@@ -131,7 +131,8 @@ async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
     let all = answer(store.lock_collections()).await?;
     if all.is_empty() {
         return Err(Failure::Usage(format!(
-            "there is no lock collection in the database `{}`: is this its name?",
+            "there is no lock collection in the database `{}`, or its user may see none: is this its name? \
+             `doclock doctor --collection NAME` says which rights the user lacks",
             store.database().name(),
         )));
     }
