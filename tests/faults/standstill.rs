@@ -1,7 +1,6 @@
 //! A machine stands still, and the clocks of its processes with it: a snapshot, a live migration, a suspended laptop. A
 //! stopped process gets clocks that the stop is taken off, by libfaketime. Without it, the test reports that it is skipped.
 
-use std::env;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use crate::application::{Role, Settings};
 use crate::fleet::Fleet;
 use crate::history::Event;
 use crate::rig::mongod::local_replica_set;
-use crate::rig::{age, faketime};
+use crate::rig::{age, depth, faketime};
 
 /// Longer than the ttl of sessions.
 const STILL: Duration = Duration::from_secs(3);
@@ -50,7 +49,7 @@ async fn a_lock_that_is_taken_after_a_standstill_is_dated_after_it_and_a_guard_l
         println!("skipped: no libfaketimeMT.so.1; see scripts/faketime");
         return;
     }
-    let rounds = env::var("DOCLOCK_ROUNDS").ok().and_then(|it| it.parse().ok()).unwrap_or(2);
+    let rounds = 2 * depth() as usize;
     let settings = Settings { ttl: Duration::from_secs(60), reaper: None, ..Settings::default() };
     let mut fleet = Fleet::new(&local_replica_set().await.uri()).await.with(settings);
     let clock = fleet.dir().join("clock");

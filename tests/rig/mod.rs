@@ -24,10 +24,10 @@ mod wire;
 pub(crate) use clients::*;
 
 use std::env;
+use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use actix_doclock::LockKey;
@@ -82,6 +82,11 @@ fn watched_database(
         }
     }));
     Client::with_options(options).expect("valid options").database(&fresh_name())
+}
+
+/// How deep the tests go that repeat something or try random values: 1 at a commit, `DOCLOCK_DEPTH` by night.
+pub(crate) fn depth() -> u32 {
+    env::var("DOCLOCK_DEPTH").map_or(1, |it| it.parse().expect("a number"))
 }
 
 /// The names of the commands that a client sent, without the driver's own housekeeping.
@@ -148,36 +153,31 @@ pub(crate) async fn copies_of(database: &Database, original: &LockKey, keys: &[L
 
 /// The program of this name under `examples/`, built from the current sources.
 pub(crate) fn example(name: &str) -> PathBuf {
-    programs().join("examples").join(name)
+    program(&format!("examples/{name}"))
 }
 
 /// The command `doclock`, built from the current sources.
 pub(crate) fn command() -> PathBuf {
-    programs().join("doclock")
+    program("doclock")
 }
 
-/// The directory of the programs. `cargo test --test suite` does not build them.
-fn programs() -> &'static Path {
-    static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
-        let mut build = Command::new(env!("CARGO"));
-        // Variables that cargo sets for a test of its package would rerun build scripts (ring's asks
-        // for it) and rebuild everything that depends on them, here and once more in the next build.
-        let of_package = |name: &str| {
-            ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix))
-        };
-        for name in env::vars().map(|(name, _)| name).filter(|name| of_package(name)) {
-            build.env_remove(name);
-        }
-        let built = build
-            .args(["build", "--quiet", "--workspace", "--examples", "--bins"])
-            // With the feature of the tests; otherwise each run would rebuild the programs.
-            .args(["--features", "_simulation"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(built.expect("cargo can be run").success());
-        // This binary is target/debug/deps/suite-….
-        let this = env::current_exe().expect("a running binary");
-        this.ancestors().nth(2).expect("a target directory").to_owned()
-    });
-    &BUILT
+/// A program of `cargo build --workspace --examples --bins`, which is not run here: a second cargo would wait for the first.
+///
+/// # Panics
+/// If the program is not there, or older than one of its sources.
+fn program(path: &str) -> PathBuf {
+    // This binary is target/debug/deps/suite-….
+    let this = env::current_exe().expect("a running binary");
+    let program = this.ancestors().nth(2).expect("a target directory").join(path);
+    let changed = |file: &Path| fs::metadata(file).and_then(|it| it.modified()).ok();
+    let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let sources = sources.split_once(": ").map_or("", |(_, sources)| sources);
+    let built = changed(&program);
+    let is_old = |source: &str| changed(Path::new(source)) > built;
+    assert!(
+        built.is_some() && !sources.split_whitespace().any(is_old),
+        "{} is missing or old: run `scripts/test`, or `cargo build --workspace --examples --bins --features _simulation`",
+        program.display(),
+    );
+    program
 }

@@ -8,7 +8,8 @@ use mongodb::bson::{Bson, Document, doc};
 use proptest::{collection::vec, prelude::*};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::merging::{Became, Shop, canonical, cases, on_mongo, save};
+use crate::merging::{Became, Shop, canonical, on_mongo, save};
+use crate::properties::cases;
 
 const STRANGER: &str = "x_stranger";
 
@@ -299,7 +300,7 @@ async fn check_all(shop: &impl Shop, size: i64, steps: &[Step], fresh: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(300), failure_persistence: None, ..Default::default() })]
+    #![proptest_config(cases(300))]
 
     #[test]
     fn elements_without_an_id_keep_their_own_fields_or_the_save_is_refused(

@@ -20,6 +20,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use tokio::runtime::Runtime;
 
+use crate::properties::cases;
 use crate::rig::{
     self,
     app::{App, TTL},
@@ -166,12 +167,6 @@ pub(crate) fn canonical(value: &impl Serialize) -> Document {
         tags.sort_by_key(Bson::to_string);
     }
     document
-}
-
-/// How many cases a property is tried with: `DOCLOCK_SAVES` times as many as usual.
-pub(crate) fn cases(usual: u32) -> u32 {
-    let times = std::env::var("DOCLOCK_SAVES").ok().and_then(|it| it.parse().ok());
-    usual.saturating_mul(times.unwrap_or(1))
 }
 
 fn read<T: DeserializeOwned>(document: &Document) -> Result<T, BoxError> {
@@ -622,7 +617,7 @@ fn partly(before: &Rich, after: &Rich, which: u16) -> Rich {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(400), failure_persistence: None, ..Default::default() })]
+    #![proptest_config(cases(400))]
 
     #[test]
     fn a_save_in_memory_merges_field_by_field_or_changes_nothing(

@@ -20,7 +20,8 @@ use mongodb::{
 use proptest::{collection::vec, prelude::*, sample::select, test_runner::TestRunner};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
-use crate::merging::{Became, Shop, cases, key, locked, on_mongo, save};
+use crate::merging::{Became, Shop, key, locked, on_mongo, save};
+use crate::properties::cases;
 use crate::rig::app::{App, TTL};
 use crate::rig::{
     self,
@@ -604,7 +605,7 @@ fn apply(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(400), failure_persistence: None, ..Default::default() })]
+    #![proptest_config(cases(400))]
 
     #[test]
     fn a_save_of_an_odd_document_changes_what_the_type_has_changed_and_no_other_byte(
@@ -627,11 +628,7 @@ proptest! {
 fn a_save_of_an_odd_document_on_mongodb_changes_no_other_byte_and_stops_no_server() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let site = runtime.block_on(Site::new());
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: cases(60),
-        failure_persistence: None,
-        ..Default::default()
-    });
+    let mut runner = TestRunner::new(cases(60));
     let all = (others(values(), 0..6), 0..7_usize, 0..3_i64, 0..3_i64);
     let ran = runner.run(&all, |(others, at, n, row)| {
         let stored = around(&others, at, 0, 0);

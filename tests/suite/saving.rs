@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
+use crate::properties::cases;
 use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, record, title};
 use crate::rig::faulty::Faulty;
 use crate::rig::log::{count_logged, log_lines};
@@ -221,7 +222,7 @@ fn bytes(document: &RawDocumentBuf, path: &[&str]) -> Option<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(cases(150))]
 
     #[test]
     fn a_save_writes_the_changes_and_leaves_all_other_bytes_unchanged(

@@ -1,8 +1,7 @@
 //! Hostile bytes, and other properties that are tried with random values.
 //!
-//! Each run tries the same values, so that a change is never blamed for an old bug. To look for new
-//! failures, set `PROPERTY_SEED=random`, or a seed in hexadecimal digits, as it is printed.
-//! `PROPERTY_CASES` multiplies the number of cases.
+//! Each run tries the same values, so that a change is never blamed for an old bug. `PROPTEST_RNG_SEED` gives other values,
+//! and `DOCLOCK_DEPTH` gives more of them.
 
 #[cfg(feature = "web")]
 mod hostile;
@@ -10,41 +9,36 @@ pub(crate) mod records;
 #[cfg(feature = "web")]
 mod requests;
 
-use std::{env, fmt::Debug};
+use std::{cell::RefCell, env, fmt::Debug};
 
 use proptest::{
     strategy::Strategy,
-    test_runner::{Config, TestCaseError, TestRng, TestRunner},
+    test_runner::{Config, RngSeed, TestCaseError, TestRunner},
 };
 
-/// Tries this many values, and panics with the smallest that fails. A panic in `holds` is a failure.
-pub(crate) fn check<S>(what: &str, cases: u32, values: &S, mut holds: impl FnMut(S::Value))
+use crate::rig::depth;
+
+pub(crate) fn cases(cases: u32) -> Config {
+    let mut config =
+        Config { cases: cases * depth(), failure_persistence: None, ..Config::default() };
+    if env::var_os("PROPTEST_RNG_SEED").is_none() {
+        config.rng_seed = RngSeed::Fixed(0);
+    }
+    config
+}
+
+/// Tries so many values, and panics with the smallest that fails. A panic in `holds` is a failure.
+pub(crate) fn check<S>(what: &str, number: u32, values: &S, mut holds: impl FnMut(S::Value))
 where
     S: Strategy<Value: Debug>,
 {
-    let seed = match env::var("PROPERTY_SEED").as_deref() {
-        Err(_) => 0,
-        Ok("random") => uuid::Uuid::new_v4().as_u128(),
-        Ok(seed) => u128::from_str_radix(seed, 16).expect("hexadecimal digits, or `random`"),
-    };
-    let more = env::var("PROPERTY_CASES").ok().and_then(|more| more.parse().ok()).unwrap_or(1);
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(&seed.to_be_bytes());
-    let algorithm = Config::default().rng_algorithm;
-    let config = Config {
-        cases: cases * more,
-        failure_persistence: None,
-        max_shrink_time: 60_000,
-        ..Config::default()
-    };
-    println!("{what}: PROPERTY_SEED={seed:032x}, {} cases", config.cases);
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(algorithm, &bytes));
-    let holds = std::cell::RefCell::new(&mut holds);
+    let holds = RefCell::new(&mut holds);
+    let mut runner = TestRunner::new(Config { max_shrink_time: 60_000, ..cases(number) });
     let outcome = runner.run(values, |value| {
         (holds.borrow_mut())(value);
         Ok::<_, TestCaseError>(())
     });
     if let Err(e) = outcome {
-        panic!("{what}: PROPERTY_SEED={seed:032x}: {e}");
+        panic!("{what}: {e}");
     }
 }
