@@ -55,7 +55,7 @@ fn run(seed: u64, rules: Rules, keeps_lines: bool) -> Outcome {
 /// desired: `DOCLOCK_SIM_SECONDS=3600 cargo test --test sim -- nothing_breaks --nocapture`.
 #[test]
 fn nothing_breaks_whatever_happens() {
-    const WORLDS: u64 = 20;
+    const WORLDS: u64 = 7;
     let (began, seconds) = (Instant::now(), seconds());
     let first = seed().unwrap_or_else(|| seconds.map_or(1, |_| fastrand::u64(..1 << 48)));
     let mut stats = world::Stats::default();
@@ -81,7 +81,7 @@ fn nothing_breaks_whatever_happens() {
 #[test]
 fn one_seed_replays_exactly() {
     let seed = seed().unwrap_or(1);
-    for seed in seed..seed + 5 {
+    for seed in seed..seed + 2 {
         let [one, two] = [true, true].map(|lines| run(seed, Rules::ALL, lines));
         let differs = one.lines.iter().zip(&two.lines).position(|(one, two)| one != two);
         if let Some(at) = differs {

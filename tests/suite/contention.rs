@@ -98,9 +98,9 @@ async fn many_sessions_on_many_documents_are_inside_one_at_a_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_simultaneous_sessions_exactly_one_wins() {
     const CONTENDERS: usize = 32;
-    const ROUNDS: usize = 60;
+    let rounds = 15 * rig::depth() as usize;
     let (apps, database) = two_servers().await;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let key = key(&format!("{}", round / 2));
         if round % 2 == 1 {
             rig::age(&database, &key, TTL).await;

@@ -7,8 +7,8 @@ use tokio::task::spawn_blocking;
 use crate::rig::{self, fresh_name, mongod};
 
 async fn run(example: &'static str, args: &[&str]) -> String {
-    let mut command = Command::new(rig::example(example));
-    command.args(args).env_remove("MONGODB_URI");
+    let mut command = Command::new(rig::example("jobs"));
+    command.arg(example).args(args).env_remove("MONGODB_URI");
     let Output { status, stdout, stderr } =
         spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let (out, err) = (String::from_utf8(stdout).unwrap(), String::from_utf8_lossy(&stderr));
@@ -69,7 +69,7 @@ async fn a_critical_section_has_one_in_it_and_outlives_a_crash() {
         "late release of the crashed one: AlreadyGone",
         "the next one still holds it: true",
     ];
-    prints("critical_section", &expected).await;
+    prints("critical-section", &expected).await;
 }
 
 #[tokio::test]

@@ -631,6 +631,11 @@ proptest! {
         });
     }
 
+}
+
+proptest! {
+    #![proptest_config(cases(80))]
+
     #[test]
     fn a_save_on_mongodb_merges_field_by_field_or_changes_nothing(
         before in riches(), after in riches(), which in any::<u16>(), odd in oddities(), how in 0..20_usize,

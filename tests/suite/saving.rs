@@ -222,7 +222,7 @@ fn bytes(document: &RawDocumentBuf, path: &[&str]) -> Option<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn a_save_writes_the_changes_and_leaves_all_other_bytes_unchanged(

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::rig::app::{TTL, WorkItem, by_root, count, eventually, key, lock_records, put, record};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
-use crate::rig::{self, Commands};
+use crate::rig::{self, Commands, depth, some};
 use crate::rules::{carries_our_time, with_another_clock};
 
 const COLLECTION: &str = "workitem";
@@ -479,7 +479,7 @@ async fn a_sweep_that_finds_nothing_is_one_query_of_index_ranges() {
     let uri = mongod::shared_replica_set().await;
     let (database, sent) = rig::recorded_database(uri.uri()).await;
     let store = on(&database, Rules::new(TTL)).await;
-    for n in 0..200 {
+    for n in 0..100 {
         takes(&store, &format!("{n}"), if n % 2 == 0 { Mode::Shared } else { Mode::Exclusive })
             .await;
     }
@@ -645,7 +645,7 @@ async fn no_record_makes_an_operation_fail_or_locks_a_document_forever() {
             let database = rig::fresh_database(&server.uri()).await;
             let store = on(&database, rules).await;
             put(&database, "a", "old").await;
-            let records = hostile_records().into_iter().skip(lane / all.len()).step_by(LANES);
+            let records = some(hostile_records()).skip(lane / all.len()).step_by(LANES);
             for (what, record) in records {
                 let what = format!("{rules:?}: {what}");
                 every_verb(&store, &database, rules.fair, &what, record).await;
@@ -888,13 +888,13 @@ async fn the_ttl_index_of_a_fenced_collection_never_fires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_that_leave_at_the_same_moment_leave_no_record() {
-    const ROUNDS: usize = 60;
+    let rounds = 15 * depth() as usize;
     let (store, database) = store(Rules::new(TTL)).await;
     let mut lanes = JoinSet::new();
     for lane in 0..4 {
         let store = store.clone();
         lanes.spawn(async move {
-            for round in 0..ROUNDS {
+            for round in 0..rounds {
                 let id = format!("{lane} {round}");
                 let mut readers = Vec::new();
                 for _ in 0..2 + round % 3 {
@@ -940,7 +940,7 @@ async fn readers_and_writers_at_random_keep_to_the_rules() {
 /// How many exclusive and shared locks were granted.
 async fn at_random(rules: Rules) -> [i32; 2] {
     const TASKS: u64 = 16;
-    const TURNS: usize = 15;
+    let turns = 5 * depth() as usize;
     let (store, database) = store(rules).await;
     // Each reader adds one, a writer adds a thousand.
     let inside: Arc<Vec<AtomicI64>> = Arc::new((0..3).map(|_| AtomicI64::new(0)).collect());
@@ -956,7 +956,7 @@ async fn at_random(rules: Rules) -> [i32; 2] {
                 random % below
             };
             let mut granted = [0; 2];
-            for _ in 0..TURNS {
+            for _ in 0..turns {
                 let document = next(3) as usize;
                 let key = key(&format!("{document}"));
                 let shared = next(3) > 0;

@@ -93,6 +93,16 @@ pub(crate) fn at_once<T: Send, F: Future<Output = T>>(
     })
 }
 
+/// Does the same for each of many, some of them at the same moment: a store may share what they cost.
+pub(crate) fn for_each<T: Sync>(all: &[T], work: impl AsyncFn(&T) + Sync) {
+    const AT_ONCE: usize = 25;
+    at_once(AT_ONCE, async |n| {
+        for one in all.iter().skip(n).step_by(AT_ONCE) {
+            work(one).await;
+        }
+    });
+}
+
 /// Repeats an attempt while the store does not answer, for [`TTL`] at most.
 pub(crate) async fn known<T>(attempt: impl AsyncFn() -> Result<T, StoreError>) -> T {
     let began = Instant::now();
@@ -208,7 +218,8 @@ impl<S: Subject> Steps<S> {
     }
 
     pub(crate) async fn asks(&self, id: &str, who: &impl Asks) -> TryAcquire {
-        self.try_acquire(&key(id), &who.as_claim(), NONE).await.unwrap()
+        let claim = who.as_claim();
+        known(async || self.try_acquire(&key(id), &claim, NONE).await).await
     }
 
     /// The claim is granted, under its own token.

@@ -218,7 +218,7 @@ fn no_lock_record_makes_a_verb_fail_or_locks_forever() {
     for rules in [Rules::new(TTL), Rules::new(TTL).fenced()] {
         let server = runtime.block_on(Server::new(rules));
         let what = format!("lock records, {rules:?}");
-        check(&what, 50, &lock_fields(), |stored: Document| {
+        check(&what, 12, &lock_fields(), |stored: Document| {
             runtime.block_on(server.survives(stored));
         });
     }
@@ -235,7 +235,7 @@ fn no_record_of_an_ended_session_makes_a_verb_fail_or_hides_another_end() {
     let runtime = Runtime::new().unwrap();
     let server = runtime.block_on(Server::new(Rules::new(TTL)));
     let store = &server.store;
-    check("ended sessions", 60, &fields(ENDED), |mut stored: Document| {
+    check("ended sessions", 15, &fields(ENDED), |mut stored: Document| {
         runtime.block_on(async {
             let ended = store.database().collection::<Document>("doclock.ended");
             ended.delete_many(doc! {}).await.unwrap();

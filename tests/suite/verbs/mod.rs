@@ -110,7 +110,7 @@ fn in_any_order_mongodb_agrees_with_the_reference() {
     let kinds = [(false, false), (false, true), (true, false), (true, true)];
     let of = |(fair, fenced)| runtime.block_on(Mongo::new(Kind { fair, fenced }));
     let stores = kinds.map(of);
-    check("verbs, MongoDB", 40, &sequences(40), |(kind, ops): (Kind, Vec<Op>)| {
+    check("verbs, MongoDB", 12, &sequences(40), |(kind, ops): (Kind, Vec<Op>)| {
         let at = kinds.iter().position(|it| *it == (kind.fair, kind.fenced));
         let store = &stores[at.expect("one of them")];
         runtime.block_on(async {

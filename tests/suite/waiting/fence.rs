@@ -5,9 +5,9 @@ use mongodb::bson::{Bson, Document, doc};
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::rig::{age, client, fresh_name, replica_set::ReplicaSet};
+use crate::rig::{age, client, depth, fresh_name, replica_set::ReplicaSet};
 
-const OWNERS: usize = 1_200;
+const OWNERS: usize = 120;
 
 #[derive(Serialize, Deserialize)]
 struct Ledger {}
@@ -34,12 +34,13 @@ async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_failovers
     let key = LockKey::of::<Ledger>("2026".into()).unwrap();
     let mut last = FencingToken::from(0);
     let mut run_out = Vec::new();
-    for n in 0..OWNERS {
+    let owners = OWNERS * depth() as usize;
+    for n in 0..owners {
         let fail_over = async {
-            match n {
-                400 => set.step_down().await,
-                800 => set.kill_primary().await,
-                _ => {}
+            if n == owners / 3 {
+                set.step_down().await;
+            } else if n == owners * 2 / 3 {
+                set.kill_primary().await;
             }
         };
         let acquire = servers[n % 2].acquire(&key, Wait::until_acquired());
@@ -48,21 +49,21 @@ async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_failovers
         let fence = guard.fence().expect("a fenced collection");
         assert!(fence > last, "owner {n}: {fence} after {last}");
         last = fence;
-        match n % 50 {
+        match n % 10 {
             // Its holder is idle and does not know that the lock is over.
-            10 => {
+            1 => {
                 age(&database, &key, TTL).await;
                 run_out.push(guard);
             }
             // Like a TTL index that dates from a time when the collection was not fenced. The index
             // would act later than this, but at least one millisecond later.
-            20 => {
+            2 => {
                 let records = database.collection::<Document>("ledger.lock");
                 sleep(Duration::from_millis(20)).await;
                 records.delete_one(doc! { "_id": Bson::from(key.id()) }).await.unwrap();
             }
-            30 => drop(servers[n % 2].release(guard.lock()).await.unwrap()),
-            40 => drop(guard),
+            3 => drop(servers[n % 2].release(guard.lock()).await.unwrap()),
+            4 => drop(guard),
             _ => drop(guard.release().await.unwrap()),
         }
     }

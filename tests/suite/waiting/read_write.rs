@@ -12,10 +12,10 @@ use doclock_conformance::Shorthand;
 use mongodb::bson::doc;
 
 use super::*;
-use crate::rig::app::lock_records;
+use crate::rig::{app::lock_records, depth};
 
 const TASKS: usize = 32;
-const STEPS: usize = 6_400;
+const STEPS: usize = 1_600;
 const DOCUMENTS: [&str; 3] = ["a", "b", "c"];
 /// The ttl of a session that is about to become idle.
 const SHORT: Duration = Duration::from_millis(200);
@@ -73,7 +73,7 @@ impl Random {
 async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random: Random) {
     let mut held: Option<(&'static str, Lock)> = None;
     let mut aid = Aid::new();
-    for _ in 0..STEPS / TASKS {
+    for _ in 0..STEPS * depth() as usize / TASKS {
         match &held {
             None => {
                 let id = DOCUMENTS[random.below(3) as usize];

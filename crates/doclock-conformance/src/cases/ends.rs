@@ -267,10 +267,10 @@ cases! {
     async fn many_locks_of_one_session_are_named_or_counted(store, idle, ends) {
         let many = MAX_NAMED_LOCKS + 5;
         let names: Vec<_> = (0..many).map(|n| format!("{n:05}")).collect();
-        for name in &names {
+        for_each(&names, async |name| {
             store.granted(name, idle).await;
             store.granted(&format!("{name}'"), ends).await;
-        }
+        });
         let worker = Uuid::new_v4();
         for attempt in 0..2 {
             // The same call once more, as after a lost reply.
@@ -294,9 +294,7 @@ cases! {
         let ended = store.announced().await;
         let more = many + 1 - MAX_NAMED_LOCKS;
         assert_eq!((ended.len(), counts(&ended[0])), (1, (MAX_NAMED_LOCKS, more)));
-        for name in &names {
-            store.age(name, TTL).await;
-        }
+        for_each(&names, async |name| store.age(name, TTL).await);
         loop {
             if !store.sweeps().await.more {
                 break;
@@ -308,9 +306,8 @@ cases! {
 
     async fn a_logout_counts_the_locks_that_an_untold_idle_end_has_counted(store, alice) {
         let many = MAX_NAMED_LOCKS + 5;
-        for n in 0..many {
-            store.expired(&format!("{n:05}"), alice).await;
-        }
+        let names: Vec<_> = (0..many).map(|n| format!("{n:05}")).collect();
+        for_each(&names, async |name| _ = store.expired(name, alice).await);
         while store.sweeps().await.more {}
         let worker = Uuid::new_v4();
         let reason = EndReason::LoggedOut;
@@ -329,13 +326,9 @@ cases! {
         let for_an_hour = || Claim { ttl: HOUR, ..claim(alice) };
         let many = MAX_NAMED_LOCKS + 205;
         let names: Vec<_> = (0..many).map(|n| format!("{n:05}")).collect();
-        for name in &names {
-            store.granted(name, &for_an_hour()).await;
-        }
+        for_each(&names, async |name| _ = store.granted(name, &for_an_hour()).await);
         store.granted("last", &for_an_hour()).await;
-        for name in &names {
-            store.age(name, HOUR).await;
-        }
+        for_each(&names, async |name| store.age(name, HOUR).await);
         while store.sweeps().await.more {}
         store.age("last", HOUR).await;
         while store.sweeps().await.more {}

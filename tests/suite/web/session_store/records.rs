@@ -123,7 +123,7 @@ fn no_record_of_a_web_session_makes_a_verb_fail_or_hides_another_session() {
     let system = actix_web::rt::System::new();
     let server = system.block_on(async { Server::on(&database().await).await });
     let app = system.block_on(server.app());
-    check("web sessions", 60, &(fields(FIELDS), any::<bool>()), |(stored, is_all)| {
+    check("web sessions", 15, &(fields(FIELDS), any::<bool>()), |(stored, is_all)| {
         system.block_on(async {
             let (sessions, records) = (&server.sessions, records(&server.database));
             records.delete_many(doc! {}).await.unwrap();

@@ -2,12 +2,9 @@
 //! one writer at a time: two at once would corrupt it. Writers of different types do not wait for each
 //! other.
 //!
-//! `cargo run --example workers` runs the workers as tasks of this process;
-//! `cargo run --example workers -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` runs them as separate
+//! `cargo run --example jobs -- workers` runs the workers as tasks of this process;
+//! `cargo run --example jobs -- workers --mongodb mongodb://127.0.0.1/?replicaSet=rs0` runs them as separate
 //! processes. With `--without-lock` the output shows the purpose of the lock.
-#![allow(missing_docs)]
-
-mod support;
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +17,7 @@ use std::{
 };
 
 use actix_doclock::{BoxError, LockKey, LockManager, Named, Wait};
-use clap::Parser;
+use clap::Args;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, Command},
@@ -35,10 +32,10 @@ const MESSAGES: usize = 5;
 /// The number of pieces in which the storage writes a message.
 const PIECES: usize = 6;
 
-#[derive(Parser, Clone)]
-struct Arguments {
+#[derive(Args, Clone)]
+pub(crate) struct Arguments {
     #[command(flatten)]
-    locks: support::Locks,
+    locks: crate::support::Locks,
     /// Let the workers write without a lock.
     #[arg(long)]
     without_lock: bool,
@@ -49,9 +46,7 @@ struct Arguments {
     storage: Option<PathBuf>,
 }
 
-#[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let arguments = Arguments::parse();
+pub(crate) async fn run(arguments: Arguments) -> Result<(), BoxError> {
     if let (Some(worker), Some(storage)) = (arguments.worker, &arguments.storage) {
         return be_a_worker(&arguments, worker, storage).await;
     }

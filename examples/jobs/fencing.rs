@@ -1,11 +1,8 @@
 //! Fencing tokens guard a file outside the database: the file itself refuses a writer that was stalled
 //! for longer than the lease of its lock, without knowing it.
 //!
-//! `cargo run --example fencing` keeps the locks in this process,
-//! `cargo run --example fencing -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
-#![allow(missing_docs)]
-
-mod support;
+//! `cargo run --example jobs -- fencing` keeps the locks in this process,
+//! `cargo run --example jobs -- fencing --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
 
 use std::{
     env, fs,
@@ -15,13 +12,13 @@ use std::{
 };
 
 use actix_doclock::{BoxError, FencingToken, LockKey, LockManager, Lockable, Wait};
-use clap::Parser;
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
-#[derive(Parser)]
-struct Arguments {
+#[derive(Args)]
+pub(crate) struct Arguments {
     #[command(flatten)]
-    locks: support::Locks,
+    locks: crate::support::Locks,
 }
 
 /// The type of the locks on such files. There are no documents, only names.
@@ -60,9 +57,8 @@ impl FencedFile {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let servers = Arguments::parse().locks.servers(2, Duration::from_secs(60)).await?;
+pub(crate) async fn run(arguments: Arguments) -> Result<(), BoxError> {
+    let servers = arguments.locks.servers(2, Duration::from_secs(60)).await?;
     for locks in &servers {
         locks.register::<Ledger>().await?;
     }

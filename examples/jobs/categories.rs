@@ -3,12 +3,9 @@
 //! category holds the exclusive lock while it removes the category from all contacts. So no contact ever
 //! names a category that is gone.
 //!
-//! `cargo run --example categories` keeps the locks in this process,
-//! `cargo run --example categories -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB. With
+//! `cargo run --example jobs -- categories` keeps the locks in this process,
+//! `cargo run --example jobs -- categories --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB. With
 //! `--without-lock` the output shows the purpose of the locks.
-#![allow(missing_docs)]
-
-mod support;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +17,7 @@ use std::{
 };
 
 use actix_doclock::{BoxError, LockKey, LockManager, Lockable, Wait};
-use clap::Parser;
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::sleep};
 
@@ -28,10 +25,10 @@ const CONTACTS: u32 = 40;
 const CATEGORIES: u32 = 3;
 const WAIT: Duration = Duration::from_secs(60);
 
-#[derive(Parser)]
-struct Arguments {
+#[derive(Args)]
+pub(crate) struct Arguments {
     #[command(flatten)]
-    locks: support::Locks,
+    locks: crate::support::Locks,
     /// Work without locks.
     #[arg(long)]
     without_lock: bool,
@@ -93,9 +90,7 @@ impl AddressBook {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let arguments = Arguments::parse();
+pub(crate) async fn run(arguments: Arguments) -> Result<(), BoxError> {
     let servers = arguments.locks.servers(2, Duration::from_secs(60)).await?;
     for locks in &servers {
         locks.register::<Category>().await?;

@@ -1,11 +1,8 @@
 //! Several servers update reports in an outside system without locks: they read a report by its id,
 //! change it, and write it back. Only one server may do this with the same report at a time.
 //!
-//! `cargo run --example reporting` keeps the locks in this process,
-//! `cargo run --example reporting -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
-#![allow(missing_docs)]
-
-mod support;
+//! `cargo run --example jobs -- reporting` keeps the locks in this process,
+//! `cargo run --example jobs -- reporting --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +11,7 @@ use std::{
 };
 
 use actix_doclock::{BoxError, LockKey, LockManager, Named, Wait};
-use clap::Parser;
+use clap::Args;
 use tokio::{task::JoinSet, time::sleep};
 
 const SERVERS: usize = 3;
@@ -23,10 +20,10 @@ const REQUESTS: u32 = 24;
 /// As long as the clients of such an API expect to wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-#[derive(Parser)]
-struct Arguments {
+#[derive(Args)]
+pub(crate) struct Arguments {
     #[command(flatten)]
-    locks: support::Locks,
+    locks: crate::support::Locks,
 }
 
 /// The outside system: a report is a number here. It answers slowly, and accepts every write.
@@ -64,9 +61,8 @@ async fn handle(
     Ok((waited, began.elapsed() - waited))
 }
 
-#[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let servers = Arguments::parse().locks.servers(SERVERS, Duration::from_secs(60)).await?;
+pub(crate) async fn run(arguments: Arguments) -> Result<(), BoxError> {
+    let servers = arguments.locks.servers(SERVERS, Duration::from_secs(60)).await?;
     for locks in &servers {
         locks.register::<Named>().await?;
     }

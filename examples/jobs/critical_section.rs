@@ -2,11 +2,8 @@
 //! holder until the ttl of its lock is over, and no longer; a late release by that holder does no harm.
 //! Only the clock of the database server counts.
 //!
-//! `cargo run --example critical_section` keeps the locks in this process,
-//! `cargo run --example critical_section -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
-#![allow(missing_docs)]
-
-mod support;
+//! `cargo run --example jobs -- critical-section` keeps the locks in this process,
+//! `cargo run --example jobs -- critical-section --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
 
 use std::{
     sync::{
@@ -17,7 +14,7 @@ use std::{
 };
 
 use actix_doclock::{BoxError, LockError, LockKey, LockManager, Named, Wait};
-use clap::Parser;
+use clap::Args;
 use tokio::{task::JoinSet, time::sleep};
 
 const TASKS: u32 = 20;
@@ -25,15 +22,14 @@ const TASKS: u32 = 20;
 const TTL: Duration = Duration::from_secs(60);
 const SHORT_TTL: Duration = Duration::from_secs(2);
 
-#[derive(Parser)]
-struct Arguments {
+#[derive(Args)]
+pub(crate) struct Arguments {
     #[command(flatten)]
-    locks: support::Locks,
+    locks: crate::support::Locks,
 }
 
-#[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let servers = Arguments::parse().locks.servers(2, TTL).await?;
+pub(crate) async fn run(arguments: Arguments) -> Result<(), BoxError> {
+    let servers = arguments.locks.servers(2, TTL).await?;
     let [one, other] = &servers[..] else { return Err("two servers were asked for".into()) };
     for locks in &servers {
         locks.register::<Named>().await?;
