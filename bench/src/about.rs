@@ -16,17 +16,13 @@ pub fn machine(report: &mut Report, servers: &Servers) {
     say("kernel", output("uname", &["-sr"]));
     say("date", output("date", &["-u", "+%Y-%m-%d"]));
     say("rust", output("rustc", &["--version"]));
-    say("node", output("node", &["--version"]));
     say("commit", output("git", &["rev-parse", "--short", "HEAD"]));
     say("MongoDB", servers.one.version.clone());
     if let Some(redis) = &servers.redis {
         say("Redis", redis.version.clone());
     }
-    if let Some(postgres) = &servers.postgres {
-        say("PostgreSQL", postgres.version.clone());
-    }
     let versions = include_str!("../Cargo.lock");
-    for name in ["mongodb", "redis", "rslock", "tokio-postgres", "mongo-lock", "mongo-lock-async"] {
+    for name in ["mongodb", "redis", "rslock", "mongo-lock", "mongo-lock-async"] {
         let named = format!("name = \"{name}\"\nversion = \"");
         let found = versions.split(&named).skip(1).filter_map(|rest| rest.split('"').next());
         say(&format!("crate {name}"), found.collect::<Vec<_>>().join(", "));

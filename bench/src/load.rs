@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::future::{BoxFuture, join_all};
 
-use crate::{process::Process, report::Role, stats::Samples};
+use crate::{report::Role, stats::Samples};
 
 /// Takes the lock on a key for a task and gives it back; false if another contender has it.
 pub type Cycle = Arc<dyn Fn(Turn) -> BoxFuture<'static, bool> + Send + Sync>;
@@ -38,20 +38,15 @@ pub struct Contender {
     pub at: &'static str,
     pub who: String,
     pub role: Role,
-    pub by: By,
+    cycle: Cycle,
     /// Whether it waits where others ask again and again. A contender that waits has no uncontended
     /// rows of its own.
     pub waits: bool,
 }
 
-pub enum By {
-    Cycle(Cycle),
-    Process(Process),
-}
-
 impl Contender {
     pub fn new(at: &'static str, who: &str, role: Role, cycle: Cycle) -> Self {
-        Self { at, who: who.into(), role, by: By::Cycle(cycle), waits: false }
+        Self { at, who: who.into(), role, cycle, waits: false }
     }
 
     pub fn waiting(mut self) -> Self {
@@ -60,10 +55,7 @@ impl Contender {
     }
 
     pub async fn load(&self, tasks: usize, keys: usize, time: Duration) -> Samples {
-        match &self.by {
-            By::Cycle(cycle) => load(cycle, tasks, keys, time).await,
-            By::Process(process) => process.load(tasks, keys, time).await,
-        }
+        load(&self.cycle, tasks, keys, time).await
     }
 }
 

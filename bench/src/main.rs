@@ -3,7 +3,7 @@
 //! ```text
 //! doclock-bench [--quick] [--only MEASURE,…] [--ours]   starts all servers, measures, writes JSON and the page
 //! doclock-bench --render [--quick]             writes the page again from the JSON of the last such run
-//! doclock-bench --scale [--minutes N] [--short] [--only PART,…]   see `scripts/scale`
+//! doclock-bench --scale [--minutes N] [--short] [--only PART,…]   see `scripts/bench --scale`
 //! ```
 
 mod about;
@@ -17,7 +17,6 @@ mod ours;
 mod page;
 mod peers;
 mod plot;
-mod process;
 mod report;
 mod scale;
 mod servers;

@@ -48,7 +48,7 @@ fn plots(report: &Report) -> [(&'static str, String); 4] {
     let latency = |places: &[&'static str], load, measure| {
         groups(report, places, measure, load, "p50", Some("p99"), 1e-3)
     };
-    let everywhere = ["one", "three", "redis", "redis-aof", "postgres"];
+    let everywhere = ["one", "three", "redis", "redis-aof"];
     let cycle = plot::bars(
         "Acquire + release by one task: median, whisker to the 99th percentile",
         "ms, logarithmic; shorter is better",

@@ -2,7 +2,5 @@
 //! with.
 
 pub mod mongo_lock;
-pub mod npm;
-pub mod postgres;
 pub mod redis;
 pub mod seeds;

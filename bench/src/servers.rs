@@ -5,7 +5,7 @@
 #[path = "../../tests/rig/server.rs"]
 mod server;
 
-use std::{env, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use futures_util::future::join_all;
 use mongodb::{
@@ -16,35 +16,12 @@ use mongodb::{
 use server::Server;
 use tokio::time::{sleep, timeout};
 
-/// PostgreSQL refuses to run as root, so a benchmark that runs as root starts it as this user.
-const NOBODY: &str = "nobody";
-
-/// Prepares a cluster of databases in the current directory and becomes its server.
-const POSTGRES: &str = r#"
-    set -e
-    bin=$1 port=$2 user=$3
-    as() { "$@"; }
-    if [ "$(id -u)" = 0 ]; then
-        chmod 755 .
-        as() { setpriv --reuid "$user" --regid "$(id -g "$user")" --clear-groups -- "$@"; }
-    fi
-    mkdir data
-    if [ "$(id -u)" = 0 ]; then chown "$user" data; fi
-    as "$bin/initdb" --pgdata data --username bench --auth trust --encoding UTF8 --no-locale >initdb.log
-    set -- "$bin/postgres" -D data -p "$port" -h 127.0.0.1 -k '' -N 400
-    if [ "$(id -u)" = 0 ]; then
-        exec setpriv --reuid "$user" --regid "$(id -g "$user")" --clear-groups -- "$@"
-    fi
-    exec "$@"
-"#;
-
 /// Everything that runs for the benchmark; dropping it stops all servers.
 pub struct Servers {
     pub one: Mongo,
     pub three: Mongo,
     pub redis: Option<Redis>,
     pub redis_aof: Option<Redis>,
-    pub postgres: Option<Postgres>,
 }
 
 impl Servers {
@@ -52,7 +29,7 @@ impl Servers {
         let (one, three) = (Mongo::start(1).await, Mongo::start(3).await);
         let redis = Redis::start(&["--appendonly", "no"]).await;
         let redis_aof = Redis::start(&["--appendonly", "yes", "--appendfsync", "always"]).await;
-        Self { one, three, redis, redis_aof, postgres: Postgres::start().await }
+        Self { one, three, redis, redis_aof }
     }
 }
 
@@ -186,40 +163,6 @@ impl Redis {
 
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.server.port())
-    }
-}
-
-/// PostgreSQL with default settings: every commit waits for the disk.
-pub struct Postgres {
-    server: Server,
-    pub version: String,
-}
-
-impl Postgres {
-    /// `None` without the variable `POSTGRES_BIN`, which `scripts/bench` sets.
-    async fn start() -> Option<Self> {
-        let bin = env::var("POSTGRES_BIN").ok().filter(|bin| !bin.is_empty())?;
-        let version = first_line(Command::new(format!("{bin}/postgres")).arg("--version"))?;
-        let arguments = |port: u16| {
-            let user = env::var("POSTGRES_USER").unwrap_or(NOBODY.into());
-            ["-c", POSTGRES, "postgres", &bin, &port.to_string(), &user].map(String::from).to_vec()
-        };
-        let ready = "database system is ready to accept connections";
-        let server = Server::start("sh".into(), arguments, ready).await;
-        let version = version.split_whitespace().nth(2).unwrap_or("?").to_owned();
-        Some(Self { server, version })
-    }
-
-    pub fn url(&self) -> String {
-        format!("host=127.0.0.1 port={} user=bench dbname=postgres", self.server.port())
-    }
-}
-
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        // If it were killed, it would leave its shared memory behind.
-        self.server.signal("INT");
-        std::thread::sleep(Duration::from_secs(1));
     }
 }
 

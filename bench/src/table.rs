@@ -20,7 +20,6 @@ pub fn place(at: &str) -> &str {
         "three" => "MongoDB, three nodes",
         "redis" => "Redis, in memory only",
         "redis-aof" => "Redis, appendfsync always",
-        "postgres" => "PostgreSQL",
         "memory" => "MemoryStore",
         other => other,
     }
@@ -283,7 +282,7 @@ fn each(
     columns: usize,
     cells: impl Fn(&str, &str, &mut String),
 ) {
-    for at in ["memory", "one", "three", "redis", "redis-aof", "postgres"] {
+    for at in ["memory", "one", "three", "redis", "redis-aof"] {
         let mut names: Vec<&str> = Vec::new();
         for row in report.of(measure).filter(|row| row.at == at) {
             if !names.contains(&&*row.who) {

@@ -53,9 +53,9 @@ mod tests {
         let until = began + Duration::from_secs(5);
         refusals.wait(until).await;
         assert_eq!(clock::now(), began);
-        join_all((0..5_000).map(|_| refusals.wait(until))).await;
-        assert!(clock::since(began) >= 5_000 * PACE, "{:?}", clock::since(began));
-        join_all((0..100_000).map(|_| refusals.wait(until))).await;
+        join_all((0..2_000).map(|_| refusals.wait(until))).await;
+        assert!(clock::since(began) >= 2_000 * PACE, "{:?}", clock::since(began));
+        join_all((0..20_000).map(|_| refusals.wait(until))).await;
         assert!(clock::now() <= began + Duration::from_secs(4), "{:?}", clock::since(began));
         refusals.wait(clock::now()).await;
     }

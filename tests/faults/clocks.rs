@@ -19,7 +19,7 @@ const FIVE_MINUTES: i64 = 300;
 fn can_fake_time() -> bool {
     let can = faketime::library().is_some();
     if !can {
-        println!("skipped: no libfaketimeMT.so.1; see scripts/faketime");
+        println!("skipped: no libfaketimeMT.so.1; see scripts/tool faketime");
     }
     can
 }

@@ -46,7 +46,7 @@ async fn dated(fleet: &Fleet, key: &LockKey) -> DateTime {
 async fn a_lock_that_is_taken_after_a_standstill_is_dated_after_it_and_a_guard_learns_of_its_loss()
 {
     if faketime::library().is_none() {
-        println!("skipped: no libfaketimeMT.so.1; see scripts/faketime");
+        println!("skipped: no libfaketimeMT.so.1; see scripts/tool faketime");
         return;
     }
     let rounds = 2 * depth() as usize;

@@ -9,7 +9,7 @@ use crate::{
     floors::{self, INSERT_DELETE},
     load::Contender,
     ours,
-    peers::{mongo_lock, npm, postgres::Postgres, redis, seeds},
+    peers::{mongo_lock, redis, seeds},
     report::{Role, Row},
     stats::Samples,
 };
@@ -96,10 +96,6 @@ async fn contenders(bench: &Bench<'_>) -> Vec<Contender> {
         all.push(mongo_lock::sync(at, mongo).await);
         all.push(mongo_lock::asynchronous(at, mongo).await);
         all.push(seeds::Upsert::on(&mongo.client().await).await.contender(at));
-        match npm::contender(at, mongo) {
-            Some(npm) => all.push(npm),
-            None => all.push(seeds::two_steps(at, &mongo.client().await)),
-        }
     }
     if let Some(server) = &bench.servers.redis {
         all.push(redis::by_hand("redis", server).await);
@@ -108,9 +104,6 @@ async fn contenders(bench: &Bench<'_>) -> Vec<Contender> {
     if let Some(server) = &bench.servers.redis_aof {
         all.push(redis::by_hand("redis-aof", server).await);
         all.push(redis::rslock("redis-aof", server));
-    }
-    if let Some(server) = &bench.servers.postgres {
-        all.extend(Postgres::on(server).await.contenders());
     }
     all
 }

@@ -18,7 +18,7 @@ use crate::{
     floors::{self, majority},
     load::{Random, Turn},
     ours::{self, fair_key, key},
-    peers::{mongo_lock, postgres::Postgres, redis::RSLOCK, seeds::Upsert},
+    peers::{mongo_lock, redis::RSLOCK, seeds::Upsert},
     report::{Role, Row},
     servers::Mongo,
     stats::Samples,
@@ -70,9 +70,6 @@ pub async fn measure(bench: &mut Bench<'_>) {
     }
     waiters.push(asking("one", &bench.servers.one).await);
     waiters.push(article("one", &bench.servers.one).await);
-    if let Some(server) = &bench.servers.postgres {
-        waiters.push(advisory(Postgres::on(server).await));
-    }
     if let Some(server) = &bench.servers.redis {
         waiters.push(rslock(server.url()));
     }
@@ -136,17 +133,6 @@ async fn article(at: &'static str, mongo: &Mongo) -> Waiter {
                 return None;
             }
             release(async move || upsert.release(turn).await)
-        }
-    })
-}
-
-fn advisory(postgres: Postgres) -> Waiter {
-    waiter("postgres", "advisory lock, waiting", Role::Peer, move |side| {
-        let postgres = postgres.clone();
-        async move {
-            let cell = postgres.connection(side).await;
-            cell.get().expect("connected").lock(TURN).await;
-            release(async move || cell.get().expect("connected").unlock(TURN).await)
         }
     })
 }
@@ -218,8 +204,6 @@ async fn stream(bench: &mut Bench<'_>, at: &'static str, database: &Database) {
 
 /// The number of waiters for one key.
 pub const CROWD: usize = 1_000;
-/// Smaller, because PostgreSQL uses a process for each connection.
-pub const CROWD_OF_CONNECTIONS: usize = 200;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub async fn waiters(bench: &mut Bench<'_>) {
@@ -234,10 +218,6 @@ pub async fn waiters(bench: &mut Bench<'_>) {
     waiters.push((article("one", &bench.servers.one).await, crowd));
     if let Some(server) = &bench.servers.redis {
         waiters.push((rslock(server.url()), crowd));
-    }
-    if let Some(server) = &bench.servers.postgres {
-        let advisory = advisory(Postgres::on(server).await);
-        waiters.push((advisory, crowd.min(CROWD_OF_CONNECTIONS)));
     }
     for (waiter, crowd) in waiters {
         let row = Row::new("waiters", waiter.at, waiter.who, waiter.role).load(crowd, 1);

@@ -13,7 +13,7 @@ use crate::{
     floors::{self, majority},
     load::{Contender, Cycle, Turn, cycle},
     ours::{self, MANAGER, STORE, key},
-    peers::{mongo_lock, postgres::Postgres, redis, seeds},
+    peers::{mongo_lock, redis, seeds},
     report::{Role, Row},
     servers::Mongo,
     stats::Samples,
@@ -130,9 +130,6 @@ async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> V
     // Contenders without a replica set are measured only once.
     if let Some(server) = &bench.servers.redis {
         all.push(redis::refused(server).await);
-    }
-    if let Some(server) = &bench.servers.postgres {
-        all.push(Postgres::on(server).await.refused().await);
     }
     all
 }

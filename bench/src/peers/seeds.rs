@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use mongodb::{
     Client, Collection, IndexModel,
-    bson::{DateTime, Document, doc, oid::ObjectId},
+    bson::{DateTime, Document, doc},
     options::IndexOptions,
 };
 use tokio::time::sleep;
@@ -16,7 +16,6 @@ use crate::{
 };
 
 pub const UPSERT: &str = "upsert, delete, ask every 100 ms (article)";
-pub const TWO_STEPS: &str = "find, then upsert (npm package's algorithm)";
 
 const LEASE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
@@ -84,49 +83,4 @@ impl Upsert {
             }),
         )
     }
-}
-
-/// `find`, with the server's clock in the projection. Without a record it sends an upsert by `_id` and
-/// value; with an expired record, an upsert by the values that it found. A release deletes by `_id` and
-/// value.
-pub fn two_steps(at: &'static str, client: &Client) -> Contender {
-    let locks: Collection<Document> = client.database("bench_two_steps").collection("locks");
-    Contender::new(
-        at,
-        TWO_STEPS,
-        Role::Peer,
-        cycle(move |turn| {
-            let locks = locks.clone();
-            async move {
-                let (id, value) = (turn.name(), ObjectId::new().to_hex());
-                let found = locks.find_one(doc! { "_id": &id }).projection(doc! {
-                    "_id": 1, "value": 1, "ttl": 1, "obtained_at": 1, "current_date": "$$NOW",
-                });
-                let filter = match found.await.unwrap() {
-                    None => doc! { "_id": &id, "value": &value },
-                    Some(lock) => {
-                        let obtained = lock.get_datetime("obtained_at").unwrap();
-                        let until =
-                            obtained.timestamp_millis() + lock.get_i64("ttl").unwrap() * 1000;
-                        if lock.get_datetime("current_date").unwrap().timestamp_millis() <= until {
-                            return false;
-                        }
-                        let value = lock.get_str("value").unwrap();
-                        doc! { "_id": &id, "value": value, "obtained_at": *obtained }
-                    }
-                };
-                let take = doc! {
-                    "$set": { "_id": &id, "value": &value, "ttl": 150_i64 },
-                    "$currentDate": { "obtained_at": { "$type": "date" } },
-                };
-                match locks.update_one(filter, take).upsert(true).await {
-                    Ok(_) => {}
-                    Err(e) if is_duplicate(&e) => return false,
-                    Err(e) => panic!("{e}"),
-                }
-                locks.delete_one(doc! { "_id": id, "value": value }).await.unwrap();
-                true
-            }
-        }),
-    )
 }

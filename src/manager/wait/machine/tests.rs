@@ -356,14 +356,14 @@ fn a_chain_that_is_no_longer_than_a_search_is_refused_to_whoever_closes_it() {
 }
 
 #[test]
-fn a_hundred_thousand_waiters_cost_a_newcomer_nothing() {
-    for documents in [1, 100_000] {
+fn twenty_thousand_waiters_cost_a_newcomer_nothing() {
+    for documents in [1, 20_000] {
         let mut machine = unlimited();
         for n in 0..documents {
             machine.guards(&key(n), &Aid::new());
         }
-        (0..100_000).for_each(|n| _ = machine.joins(&key(n % documents), &Aid::new()));
-        assert_eq!(machine.waiting(), 100_000);
+        (0..20_000).for_each(|n| _ = machine.joins(&key(n % documents), &Aid::new()));
+        assert_eq!(machine.waiting(), 20_000);
         // This owner holds a lock that another owner waits for.
         let owner = Aid::new();
         machine.guards(&key("own"), &owner);
@@ -786,7 +786,7 @@ impl World {
 #[test]
 fn at_random_nobody_is_forgotten_nobody_is_passed_over_and_the_right_ones_are_refused() {
     let (mut granted, mut refused) = (0, 0);
-    for seed in 0..600 {
+    for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..100 {
             let before = world.circles();
@@ -797,5 +797,5 @@ fn at_random_nobody_is_forgotten_nobody_is_passed_over_and_the_right_ones_are_re
         world.ends();
         (granted, refused) = (granted + world.granted, refused + world.refused);
     }
-    assert!(granted > 3_000 && refused > 300, "{granted} {refused}");
+    assert!(granted > 750 && refused > 75, "{granted} {refused}");
 }
