@@ -100,6 +100,7 @@ impl Problem {
         let Some(lock) = lock else { return self };
         let problem = self
             .with("holder", json!(lock.holder))
+            .with("same_person", asker().is_some_and(|it| it.is_holder_of(lock)))
             .with("since", rfc3339(lock.since))
             .with("expires_in_ms", millis(lock.expires_in()));
         match &lock.description {
@@ -265,7 +266,7 @@ pub(super) fn saved_before(error: &LockError) -> Option<Version> {
     match error {
         LockError::Lost { key, .. }
         | LockError::StaleToken { key }
-        | LockError::StaleCopy { key, .. } => served(|it| (it.saved)(key))?,
+        | LockError::StaleCopy { key, .. } => asker()?.saved_before(key),
         _ => None,
     }
 }
@@ -333,7 +334,13 @@ tokio::task_local! {
     pub(super) static SERVED: RefCell<Served>;
 }
 
-type SavedBefore = Box<dyn Fn(&LockKey) -> Option<Version>>;
+/// What the answer to a request may say besides its error.
+pub(super) trait Asker {
+    /// The version of the document that was saved before under the lock of the request.
+    fn saved_before(&self, key: &LockKey) -> Option<Version>;
+    /// True if the person of the request holds this lock, in whatever session.
+    fn is_holder_of(&self, lock: &Lock) -> bool;
+}
 
 /// The current request, as the log names it.
 pub(super) struct Served {
@@ -342,10 +349,13 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Option<LockKey>,
-    /// The version of this document that was saved before under the lock of the request.
-    pub(super) saved: SavedBefore,
+    pub(super) asker: Rc<dyn Asker>,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
+}
+
+fn asker() -> Option<Rc<dyn Asker>> {
+    served(|it| Rc::clone(&it.asker))
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.

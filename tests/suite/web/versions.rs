@@ -273,6 +273,43 @@ async fn a_reader_asks_whether_its_version_is_still_the_stored_one() {
     assert_eq!((&missing["version"], &missing["current"]), (&Value::Null, &false.into()));
 }
 
+/// A page that was left by a submit asks what became of it. Nothing is renewed by that, and nobody else learns it.
+#[actix_web::test]
+async fn a_page_learns_by_the_lock_that_it_named_whether_its_form_was_saved() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), version(&opened));
+    let token = &token[10..token.len() - 1];
+    let form = format!("/note/a/done?lock_token={token}&version={shown}");
+    let asks = async |browser: &Browser<'_, _>, shown: &str, token: &str| {
+        let answer = browser.get(&format!("/locks/note/a?shown={shown}&saved_under={token}")).await;
+        let said = answer.json();
+        ["saved", "version"].map(|name| said.get(name).cloned())
+    };
+    let stored = Some(Value::from(shown.clone()));
+    assert_eq!(asks(&alice, &shown, token).await, [None, stored], "not sent yet");
+    alice.put(&form, "typed").await;
+    let saved = Some(Value::from(version(&alice.get("/note/a/view").await)));
+    assert_eq!(asks(&alice, &shown, token).await, [saved.clone(), saved.clone()]);
+    written_past_the_lock(&store, "foreign");
+    let now = Some(Value::from(version(&alice.get("/note/a/view").await)));
+    assert_eq!(
+        asks(&alice, &shown, token).await,
+        [saved.clone(), now.clone()],
+        "and then replaced"
+    );
+    let of_save = saved.as_ref().and_then(Value::as_str).unwrap();
+    assert_eq!(asks(&alice, of_save, token).await, [None, now.clone()], "a form after the save");
+    assert_eq!(asks(&alice, &shown, ONE).await, [None, now.clone()], "another lock");
+    let bob = Browser::logged_in(&app, "bob").await;
+    bob.post("/note/b").await.token();
+    assert_eq!(asks(&bob, &shown, token).await, [None, now], "another person");
+    let uri = format!("/locks/note/a?shown={shown}&saved_under=x");
+    assert_eq!(alice.get(&uri).await.status, 400);
+}
+
 #[actix_web::test]
 async fn an_etag_of_the_handler_stays() {
     async fn edit(_: LockedDoc<Note>) -> impl Responder {
