@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use actix_doclock::web::{Problem, Refused};
 use actix_doclock::{
-    Actor, BoxError, HeldDoc, LockError, LockManager, LockToken, Lockable, MemoryStore, MongoStore,
-    SessionLocks, lock_api,
+    Actor, BoxError, HeldDoc, LockError, LockKey, LockManager, LockToken, Lockable, MemoryStore,
+    MongoStore, SessionLocks, lock_api,
 };
 use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{
@@ -133,7 +133,8 @@ const SLUGS: [&str; 2] = ["about-us", "price list"];
 async fn list(session: Session, locks: SessionLocks) -> Result<HttpResponse, LockError> {
     let mut articles = Vec::new();
     for slug in SLUGS {
-        articles.push(locks.load::<Article>(slug.to_owned()).await?);
+        // The titles are for everybody.
+        articles.push(locks.load_without_policy::<Article>(slug.to_owned()).await?);
     }
     Ok(html(StatusCode::OK, &List { name: name(&session), articles }))
 }
@@ -159,6 +160,7 @@ async fn page(
     let (shown, stored) = match (typed, locks.load::<Article>(slug.to_owned()).await) {
         (typed, Ok(stored)) => (typed.unwrap_or_else(|| stored.clone()), Some(stored)),
         (Some(typed), Err(_)) => (typed, None),
+        (None, Err(LockError::LoginRequired)) => return see("/"),
         (None, Err(error)) => return error.error_response(),
     };
     let is_unsaved = stored.as_ref() != Some(&shown);
@@ -252,6 +254,8 @@ async fn main() -> Result<(), BoxError> {
         let wrap = locks
             .session(session)
             .identify(|session| name(session).map(|name| Actor::new(&*name).with_id(&*name)))
+            // Who may lock an article may also read its page: `load` asks this policy, too.
+            .access_policy(async |person: Option<Actor>, _: LockKey, _| person.is_some())
             .render_errors(|_: &RequestHead, problem: &Problem| {
                 let text = format!("{}. Go back: your text is there.", problem.text());
                 Some(HttpResponse::build(problem.status_code()).body(text))

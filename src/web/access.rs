@@ -33,7 +33,7 @@ use crate::{
 pub enum Access {
     /// To see whether the document is locked, since when, and by whom.
     Look,
-    /// To lock the document, or to save it.
+    /// To lock the document, to save it, or to [load](crate::SessionLocks::load) it.
     Lock,
 }
 

@@ -67,7 +67,8 @@ impl<W> Locking<W> {
     /// Decides for each document whether a person may look at its lock, and may lock it. Asked before the store: by the
     /// [lock API](crate::lock_api), the status of many documents and the events, and by the extractors
     /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
-    /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).
+    /// [`SessionLocks::lock`](crate::SessionLocks::lock), [`lock_all`](crate::SessionLocks::lock_all) and
+    /// [`load`](crate::SessionLocks::load).
     /// [`create`](crate::SessionLocks::create) asks it only if there is such a document; releases never ask. Default: if
     /// people are [identified](crate::web::LockingSession::identify), only identified people may use the lock API;
     /// otherwise everybody may. Without a policy, the extractors serve every session.
