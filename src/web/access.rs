@@ -24,7 +24,7 @@ use crate::{
     key::LockKey,
     manager::LockManager,
     text::{printable, short},
-    web::problem::log_failure,
+    web::problem::{hidden, log_failure},
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
@@ -207,7 +207,7 @@ impl Permissions {
         if self.is_visitor() {
             return LockError::LoginRequired;
         }
-        LockError::NotFound { key: key.clone() }
+        hidden(key.clone())
     }
 
     fn is_visitor(&self) -> bool {

@@ -256,6 +256,7 @@ async fn acquire(
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over, version } = read(body)?;
     let shown = version.map(|it| it.parse::<Version>()).transpose().map_err(bad_request)?;
+    locks.shows_version.set(shown.is_some());
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let wait = Duration::from_millis(wait_ms).min(locks.settings.longest_wait);
     let elsewhere = if take_over { Elsewhere::TakeOver } else { Elsewhere::Refuse };

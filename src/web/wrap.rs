@@ -64,6 +64,7 @@ where
             uri: req.uri().clone(),
             document: None,
             asker: of_request,
+            is_hidden: false,
             is_told: false,
         };
         let (call, is_client) = (self.service.call(req), self.whose.is_some());

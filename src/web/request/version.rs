@@ -47,6 +47,14 @@ impl Asker for RequestLocks {
         self.saved_under(key, self.headers.tokens().ok()?, shown)
     }
 
+    fn has_shown_it(&self) -> bool {
+        let in_headers =
+            self.headers.versions().is_ok_and(|it| it.is_some_and(|it| !it.is_empty()));
+        in_headers
+            || self.shows_version.get()
+            || self.headers.tokens().is_ok_and(|it| !it.is_empty())
+    }
+
     fn is_holder_of(&self, lock: &Lock) -> bool {
         self.actor().is_holder_of(lock)
     }
