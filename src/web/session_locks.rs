@@ -19,7 +19,7 @@ use crate::{
     version::Version,
     web::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
-        problem::log_fault,
+        problem::{Problem, log_fault},
         refused::Refused,
         request::{Elsewhere, Mine, RequestLocks, Terms},
     },
@@ -327,7 +327,10 @@ impl SessionLocks {
     #[must_use]
     pub fn refused(&self, error: &LockError) -> Refused {
         log_fault(error);
-        Refused::new(error, |lock| self.locks.may_take_over(lock))
+        let (head, explain) = (self.request.head(), &self.locks.settings.explain);
+        let own = |problem: &_| explain.as_ref().and_then(|explain| explain(head, problem));
+        let why = |problem: &Problem| own(problem).unwrap_or_else(|| problem.for_people(head));
+        Refused::new(error, |lock| self.locks.may_take_over(lock), why)
     }
 
     /// Releases the session's lock on this document, if it holds one.

@@ -19,6 +19,9 @@ use crate::{
 /// Renders an error of the wrap.
 type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
 
+/// Says to a person what happened.
+type Explain = dyn Fn(&RequestHead, &Problem) -> Option<String>;
+
 /// Tells how much of its fixed lifetime a session has left.
 type SessionEndsIn = dyn Fn(&Session) -> Option<Duration>;
 
@@ -44,6 +47,7 @@ pub(super) struct Settings {
     pub(super) session_ends_in: Option<Rc<SessionEndsIn>>,
     pub(super) same_site: Rc<same_site::Rules>,
     pub(super) render: Option<Rc<Render>>,
+    pub(super) explain: Option<Rc<Explain>>,
 }
 
 /// Well below the minute after which proxies stop waiting for an answer.
@@ -276,6 +280,28 @@ impl<W> Locking<W> {
         render: impl Fn(&RequestHead, &Problem) -> Option<HttpResponse> + 'static,
     ) -> Self {
         self.settings.render = Some(Rc::new(render));
+        self
+    }
+
+    /// Says in other words, or in another language, what [`Refused::why`](crate::web::Refused) tells people. Where `explain`
+    /// returns `None`, and by default, it is [`Problem::for_people`].
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockManager, web::Problem};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # use actix_web::dev::RequestHead;
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).explain(|_: &RequestHead, problem: &Problem| {
+    ///     let is_old = problem.member("code")? == "stale_copy";
+    ///     is_old.then(|| "Un collègue a enregistré ce document. Comparez les deux textes.".to_owned())
+    /// });
+    /// # }
+    /// ```
+    pub fn explain(
+        mut self,
+        explain: impl Fn(&RequestHead, &Problem) -> Option<String> + 'static,
+    ) -> Self {
+        self.settings.explain = Some(Rc::new(explain));
         self
     }
 
