@@ -652,7 +652,7 @@ async fn a_row_is_removed_and_another_one_added_by_two_saves_and_one_save_says_s
         .configure(routes);
     let app = test::init_service(app).await;
     let alice = Browser::new(&app);
-    alice.post("/note/a").await.token();
+    assert_eq!(alice.post("/locks/note/a").await.status, 201);
     let send =
         async |rows: Value| alice.send(alice.request(Method::PUT, "/order/a").set_json(rows)).await;
     log_lines();
