@@ -90,7 +90,8 @@ impl<W> Locking<W> {
     /// panics, or has not answered within the [deadline](crate::LockManagerBuilder::deadline). The streams of events of a worker share the answers of the policy for 10 s, for each person and
     /// document. While a stream waits for an answer, further events gather, and the policy is asked about all of them
     /// together. A stream keeps the person with whom it began. An
-    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks.
+    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. A policy that asks the database is an
+    /// [`async move` closure](crate::guide::existing_application#roles-and-policies-that-ask-the-database).
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockKey, LockManager, web::Access};
