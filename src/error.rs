@@ -175,6 +175,22 @@ pub enum LockError {
         field: String,
     },
 
+    /// After this change it is not certain which elements of an array are which, and some of them have fields that the Rust
+    /// type does not name, which would be lost: an element was removed and another one added by one save, for example.
+    /// Nothing was written, and the lock has not changed. Two saves can do it. (409)
+    #[error(
+        "it is not certain which entries of `{field}` of {key} were removed, and which are new; remove entries and save, \
+         then add the new ones and save again"
+    )]
+    UnclearChange {
+        /// The document.
+        key: LockKey,
+        /// The path of the array, as in `lines`.
+        field: String,
+        /// What the application can do: see [which element is which](crate::guide::saving#which-element-is-which).
+        source: BoxError,
+    },
+
     /// The client sent the token of an earlier acquisition. (412)
     #[error("the lock that this page had on {key} is gone; open the document again")]
     StaleToken {

@@ -35,6 +35,8 @@ pub struct Aid(String);
 
 /// The beginning of the aid of a job.
 const JOB: &str = "job:";
+/// The beginning of the aid of a job that hears asks.
+const LISTENING_JOB: &str = "job:asks:";
 
 impl Aid {
     /// A new random aid.
@@ -45,8 +47,9 @@ impl Aid {
     }
 
     /// A new random aid of a job.
-    pub(crate) fn of_job() -> Self {
-        Self(format!("{JOB}{}", random::uuid()))
+    pub(crate) fn of_job(hears_asks: bool) -> Self {
+        let beginning = if hears_asks { LISTENING_JOB } else { JOB };
+        Self(format!("{beginning}{}", random::uuid()))
     }
 
     /// The name under which a store remembers that this page of the session has been left.
@@ -60,6 +63,11 @@ impl Aid {
     #[must_use]
     pub fn is_job(&self) -> bool {
         self.0.starts_with(JOB)
+    }
+
+    /// False for a job that [hears no asks](crate::Job::hears_asks).
+    pub(crate) fn hears_asks(&self) -> bool {
+        !self.is_job() || self.0.starts_with(LISTENING_JOB)
     }
 
     /// The aid as it is stored.

@@ -47,8 +47,8 @@ pub use answer::{
     Swept, TryAcquire,
 };
 pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal};
-pub(crate) use document::Draft;
 pub use document::{Changes, Content, Edit, Format, Original, StoredDocument};
+pub(crate) use document::{Draft, UnclearChange};
 #[cfg(feature = "_mongo")]
 use document::{Members, Name, Node, decode, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};

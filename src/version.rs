@@ -46,10 +46,12 @@ pub struct InvalidVersion;
 impl FromStr for Version {
     type Err = InvalidVersion;
 
+    /// Also with the ending that a proxy has added to the `ETag` because it compresses: `-gzip`, `--gzip`, `;br`.
     fn from_str(text: &str) -> Result<Self, InvalidVersion> {
-        let is_version =
-            text.len() == DIGITS && text.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
-        let version = is_version.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        let (digits, ending) = text.split_at_checked(DIGITS).ok_or(InvalidVersion)?;
+        let is_version = digits.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
+            && !ending.starts_with(char::is_alphanumeric);
+        let version = is_version.then(|| u128::from_str_radix(digits, 16).ok()).flatten();
         version.map(Self).ok_or(InvalidVersion)
     }
 }
@@ -81,6 +83,9 @@ mod tests {
         assert_eq!(format!("{:032x}", 5).parse(), Ok(Version(5)));
         let upper = version.to_string().to_uppercase();
         let plus = format!("+{}", &version.to_string()[1..]);
+        for ending in ["-gzip", "--gzip", ";br", "_zstd", "+", "/1", " "] {
+            assert_eq!(format!("{version}{ending}").parse(), Ok(version), "{ending}");
+        }
         for text in ["", "*", "5", &"a".repeat(31), &"a".repeat(33), &"ä".repeat(16), &upper, &plus]
         {
             assert_eq!(text.parse::<Version>(), Err(InvalidVersion), "{text:?}");

@@ -16,6 +16,7 @@ mod serve;
 mod session;
 mod session_locks;
 mod settings;
+mod words;
 mod wrap;
 
 pub use access::{Access, PolicyAnswer};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use actix_doclock::web::{Problem, Refused};
 use actix_doclock::{
-    Actor, BoxError, HeldDoc, LockError, LockManager, LockToken, Lockable, MemoryStore, MongoStore,
-    SessionLocks, lock_api,
+    Actor, BoxError, HeldDoc, LockError, LockKey, LockManager, LockToken, Lockable, MemoryStore,
+    MongoStore, SessionLocks, lock_api,
 };
 use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{
@@ -133,7 +133,8 @@ const SLUGS: [&str; 2] = ["about-us", "price list"];
 async fn list(session: Session, locks: SessionLocks) -> Result<HttpResponse, LockError> {
     let mut articles = Vec::new();
     for slug in SLUGS {
-        articles.push(locks.load::<Article>(slug.to_owned()).await?);
+        // The titles are for everybody.
+        articles.push(locks.load_without_policy::<Article>(slug.to_owned()).await?);
     }
     Ok(html(StatusCode::OK, &List { name: name(&session), articles }))
 }
@@ -155,17 +156,21 @@ async fn page(
     token: Option<LockToken>,
     error: Option<&LockError>,
 ) -> HttpResponse {
+    let loaded = locks.load::<Article>(slug.to_owned()).await;
+    // That the article is gone says more than that its lock is gone.
+    let error = error.map(|error| loaded.as_ref().err().unwrap_or(error));
     let refused = error.map(|error| locks.refused(error));
-    let (shown, stored) = match (typed, locks.load::<Article>(slug.to_owned()).await) {
+    let status = error.map_or(StatusCode::OK, ResponseError::status_code);
+    let (shown, stored) = match (typed, loaded) {
         (typed, Ok(stored)) => (typed.unwrap_or_else(|| stored.clone()), Some(stored)),
         (Some(typed), Err(_)) => (typed, None),
+        (None, Err(LockError::LoginRequired)) => return see("/"),
         (None, Err(error)) => return error.error_response(),
     };
     let is_unsaved = stored.as_ref() != Some(&shown);
     let version = locks.version().filter(|_| stored.is_some());
     let named = Query::<Named>::from_query(req.query_string()).ok().and_then(|it| it.0.version);
     let version = version.map(|it| it.to_string()).or(named);
-    let status = error.map_or(StatusCode::OK, ResponseError::status_code);
     html(status, &Page { shown, stored, version, is_unsaved, token, refused })
 }
 
@@ -252,8 +257,10 @@ async fn main() -> Result<(), BoxError> {
         let wrap = locks
             .session(session)
             .identify(|session| name(session).map(|name| Actor::new(&*name).with_id(&*name)))
-            .render_errors(|_: &RequestHead, problem: &Problem| {
-                let text = format!("{}. Go back: your text is there.", problem.text());
+            // Who may lock an article may also read its page: `load` asks this policy, too.
+            .access_policy(async |person: Option<Actor>, _: LockKey, _| person.is_some())
+            .render_errors(|request: &RequestHead, problem: &Problem| {
+                let text = format!("{} Go back: your text is there.", problem.for_people(request));
                 Some(HttpResponse::build(problem.status_code()).body(text))
             });
         let policy = (header::CONTENT_SECURITY_POLICY, "default-src 'self'; img-src data:");

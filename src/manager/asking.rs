@@ -9,14 +9,19 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Answer, Ask, Lock},
-    manager::Parts,
-    store::{Acquisition, Answered, Asked, LastEnd},
+    manager::{Parts, takeover::can_be_taken_over},
+    store::{Ability, Acquisition, Answered, Asked, LastEnd},
 };
 
 /// How often a person may ask in a minute, repetitions included: a page that waits sends one every 30 to 55 s.
 const A_MINUTE: u32 = 30;
 
 impl Parts {
+    /// False if nobody would hear an ask for this lock.
+    pub(crate) fn hears_asks(&self, lock: &Lock) -> bool {
+        can_be_taken_over(lock) && lock.aid.hears_asks() && self.verbs.store.can(Ability::Asks)
+    }
+
     /// Puts the ask on record, or repeats the one that stands. Returns the ask as it stands, and how many others are known
     /// here to wait or to have asked before. The place of the asker in the queue is that of its own wait.
     pub(crate) async fn ask(

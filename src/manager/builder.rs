@@ -326,7 +326,8 @@ impl LockManagerBuilder {
     /// same time, and its answer is kept until 10 s after the call began. A call that takes longer than 2 s is dropped. After an
     /// error, a panic or such a call there is one line in the log, and no titles for 10 s. A refusal waits
     /// for the title, at most 2 s; a break does not wait. As any asynchronous code, the function must not
-    /// block its thread.
+    /// block its thread. A closure that owns a collection returns a block with a
+    /// [clone of its own](crate::guide::existing_application#roles-and-policies-that-ask-the-database).
     ///
     /// ```
     /// # use std::collections::HashMap;

@@ -16,7 +16,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
     manager::{collections::Collections, observe, verbs::Verbs, watched::Seen},
-    store::{Confirmed, Original, Query, StoredDocument},
+    store::{Confirmed, Original, Query, StoredDocument, UnclearChange},
 };
 
 /// The list of all locks shows at most this many documents of a collection.
@@ -223,5 +223,11 @@ pub(crate) fn decode<T: Lockable>(
 }
 
 pub(super) fn unfit(key: &LockKey) -> impl Fn(BoxError) -> LockError {
-    |source| LockError::Document { key: key.clone(), source }
+    |source| match source.downcast::<UnclearChange>() {
+        Ok(unclear) => {
+            let field = unclear.field.clone();
+            LockError::UnclearChange { key: key.clone(), field, source: unclear }
+        }
+        Err(source) => LockError::Document { key: key.clone(), source },
+    }
 }

@@ -21,7 +21,7 @@ mod order;
 #[cfg(feature = "_mongo")]
 pub(super) use bson::readable;
 pub use changes::Changes;
-pub(crate) use changes::Draft;
+pub(crate) use changes::{Draft, UnclearChange};
 #[cfg(feature = "_mongo")]
 pub(super) use driver::decode;
 #[cfg(not(feature = "_mongo"))]

@@ -24,7 +24,7 @@ use crate::{
     key::LockKey,
     manager::LockManager,
     text::{printable, short},
-    web::problem::log_failure,
+    web::problem::{hidden, log_failure},
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
@@ -33,7 +33,7 @@ use crate::{
 pub enum Access {
     /// To see whether the document is locked, since when, and by whom.
     Look,
-    /// To lock the document, or to save it.
+    /// To lock the document, to save it, or to [load](crate::SessionLocks::load) it.
     Lock,
 }
 
@@ -207,7 +207,7 @@ impl Permissions {
         if self.is_visitor() {
             return LockError::LoginRequired;
         }
-        LockError::NotFound { key: key.clone() }
+        hidden(key.clone())
     }
 
     fn is_visitor(&self) -> bool {

@@ -185,11 +185,14 @@ struct DocumentBody {
     version: Option<Version>,
     /// True if that is the version that the client shows.
     current: bool,
+    /// The version that the session has saved under the lock that the client names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved: Option<Version>,
 }
 
 impl DocumentBody {
     fn of(version: Option<Version>, shown: Version) -> Self {
-        Self { version, current: version == Some(shown) }
+        Self { version, current: version == Some(shown), saved: None }
     }
 }
 
@@ -253,6 +256,7 @@ async fn acquire(
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over, version } = read(body)?;
     let shown = version.map(|it| it.parse::<Version>()).transpose().map_err(bad_request)?;
+    locks.shows_version.set(shown.is_some());
     let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let wait = Duration::from_millis(wait_ms).min(locks.settings.longest_wait);
     let elsewhere = if take_over { Elsewhere::TakeOver } else { Elsewhere::Refuse };
@@ -301,16 +305,22 @@ async fn take(
 }
 
 /// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person
-/// may take the lock over.
+/// may take the lock over, or ask for it.
 fn problem(locks: &RequestLocks, error: LockError) -> Problem {
     let told = match &error {
-        LockError::Held(lock) => Some((lock.key.to_string(), locks.may_take_over(lock))),
-        LockError::HeldByOtherTab(lock) => Some((lock.key.to_string(), true)),
+        LockError::Held(lock) => Some((
+            lock.key.to_string(),
+            locks.may_take_over(lock),
+            locks.manager.parts.hears_asks(lock),
+        )),
+        LockError::HeldByOtherTab(lock) => Some((lock.key.to_string(), true, false)),
         _ => None,
     };
     let problem = Problem::from(error);
     match told {
-        Some((key, may)) => problem.with("key", key).with("may_take_over", may),
+        Some((key, may_take_over, may_ask)) => {
+            problem.with("key", key).with("may_take_over", may_take_over).with("may_ask", may_ask)
+        }
         None => problem,
     }
 }

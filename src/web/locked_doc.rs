@@ -132,11 +132,11 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
     /// [`LockError::ChangedMeanwhile`] 409: another program has changed a part that would be rewritten as a
-    /// whole; nothing was written. [`LockError::Rejected`] 422: a unique index or a validation rule of the
+    /// whole; nothing was written. [`LockError::UnclearChange`] 409: it is not certain which elements of an array are
+    /// which; nothing was written. [`LockError::Rejected`] 422: a unique index or a validation rule of the
     /// collection forbids the document, its `_id` has changed, or it would be larger than 16 MiB.
-    /// [`LockError::Document`] 500 if the document has no BSON form, if a name would stand twice in it, if it is not
-    /// certain which elements of an array are which, or if `T` would read it back as something else; nothing was
-    /// written. [`LockError::TooSlow`] 500 if it took too long to compare the documents; nothing was written.
+    /// [`LockError::Document`] 500 if the document has no BSON form, if a name would stand twice in it, or if `T` would
+    /// read it back as something else; nothing was written. [`LockError::TooSlow`] 500 if it took too long to compare the documents; nothing was written.
     /// [`LockError::Store`] or [`LockError::OutcomeUnknown`] 503: it is unknown whether the document was written;
     /// saving this value again is safe.
     ///

@@ -100,6 +100,7 @@ impl Problem {
         let Some(lock) = lock else { return self };
         let problem = self
             .with("holder", json!(lock.holder))
+            .with("same_person", asker().is_some_and(|it| it.is_holder_of(lock)))
             .with("since", rfc3339(lock.since))
             .with("expires_in_ms", millis(lock.expires_in()));
         match &lock.description {
@@ -183,6 +184,9 @@ impl From<&LockError> for Problem {
             LockError::ChangedMeanwhile { field, .. } => {
                 problem(StatusCode::CONFLICT, "changed_meanwhile").with("field", field.as_str())
             }
+            LockError::UnclearChange { field, .. } => {
+                problem(StatusCode::CONFLICT, "unclear_change").with("field", field.as_str())
+            }
             LockError::WrongSession { lock, asked: true } => {
                 locked("wrong_session", "held").lock(Some(lock))
             }
@@ -197,6 +201,11 @@ impl From<&LockError> for Problem {
             LockError::MalformedTab => problem(StatusCode::BAD_REQUEST, "bad_tab"),
             LockError::MalformedVersion => problem(StatusCode::BAD_REQUEST, "bad_version"),
             LockError::SaidTwice { .. } => problem(StatusCode::BAD_REQUEST, "said_twice"),
+            LockError::NotFound { key } if was_deleted() => {
+                Self::new(StatusCode::NOT_FOUND, "not_found")
+                    .detail(format_args!("{key} has been deleted"))
+                    .with("deleted", true)
+            }
             LockError::NotFound { .. } => problem(StatusCode::NOT_FOUND, "not_found"),
             LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
             LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),
@@ -265,9 +274,20 @@ pub(super) fn saved_before(error: &LockError) -> Option<Version> {
     match error {
         LockError::Lost { key, .. }
         | LockError::StaleToken { key }
-        | LockError::StaleCopy { key, .. } => served(|it| (it.saved)(key))?,
+        | LockError::StaleCopy { key, .. } => asker()?.saved_before(key),
         _ => None,
     }
+}
+
+/// The answer for a missing document, to a person who may not learn whether there is one.
+pub(super) fn hidden(key: LockKey) -> LockError {
+    served(|it| it.is_hidden = true);
+    LockError::NotFound { key }
+}
+
+/// True if the page of this request has shown its document, which is missing now.
+fn was_deleted() -> bool {
+    served(|it| !it.is_hidden) == Some(true) && asker().is_some_and(|it| it.has_shown_it())
 }
 
 /// A resource that refuses all methods but these, for which the caller adds the routes.
@@ -333,7 +353,15 @@ tokio::task_local! {
     pub(super) static SERVED: RefCell<Served>;
 }
 
-type SavedBefore = Box<dyn Fn(&LockKey) -> Option<Version>>;
+/// What the answer to a request may say besides its error.
+pub(super) trait Asker {
+    /// The version of the document that was saved before under the lock of the request.
+    fn saved_before(&self, key: &LockKey) -> Option<Version>;
+    /// True if the page of the request has shown its document.
+    fn has_shown_it(&self) -> bool;
+    /// True if the person of the request holds this lock, in whatever session.
+    fn is_holder_of(&self, lock: &Lock) -> bool;
+}
 
 /// The current request, as the log names it.
 pub(super) struct Served {
@@ -342,10 +370,15 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Option<LockKey>,
-    /// The version of this document that was saved before under the lock of the request.
-    pub(super) saved: SavedBefore,
+    pub(super) asker: Rc<dyn Asker>,
+    /// True if a document was not there only for the person of the request.
+    pub(super) is_hidden: bool,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
+}
+
+fn asker() -> Option<Rc<dyn Asker>> {
+    served(|it| Rc::clone(&it.asker))
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.
@@ -363,14 +396,18 @@ pub(super) fn log_fault(error: &LockError) {
     let is_known = matches!(error, LockError::ShutDown | LockError::TooManyWaiters { .. })
         || error.is_overload()
         || is_told;
-    if error.status_code().is_server_error() && !is_known {
+    // The person can do it in another way, but the application should not ask for that.
+    let is_unclear = matches!(error, LockError::UnclearChange { .. });
+    if is_unclear || error.status_code().is_server_error() && !is_known {
         let causes = successors(error.source(), |&it| it.source());
         // The id of a document may come from the URL.
         let line = printable(&causes.fold(error.to_string(), |line, it| format!("{line}: {it}")));
         let why = match error {
             _ if error.is_outage() => "because the database cannot be reached",
             LockError::Misconfigured(_) => "because the application is not set up correctly",
-            LockError::Document { .. } => "because a document does not fit its type",
+            LockError::Document { .. } | LockError::UnclearChange { .. } => {
+                "because a document does not fit its type"
+            }
             _ => "for other reasons",
         };
         match served(|it| named(it)) {

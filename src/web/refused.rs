@@ -24,13 +24,18 @@ pub struct Refused {
     pub status: u16,
     /// The kind of the error, as in `code` of a problem: `held`, `stale_copy`, …
     pub code: String,
-    /// A sentence for the person.
+    /// For the person: what happened to which document, who holds it, and what to do. In English, or in German if the
+    /// browser prefers that ([`Problem::for_people`]), unless [`explain`](crate::web::Locking::explain) says it in other
+    /// words.
     pub why: String,
     /// The label of the holder, if another session or tab has the lock.
     pub holder: Option<String>,
     /// Since when the holder has the lock.
     #[serde(serialize_with = "date")]
     pub since: Option<SystemTime>,
+    /// True if the person of the request holds the lock, in another session: that of another browser, or one that has lost its
+    /// cookie. People are told apart by [`Actor::with_id`](crate::Actor::with_id).
+    pub same_person: bool,
     /// True if this person may take the lock over.
     pub may_take_over: bool,
     /// The version of the document now, if the page shows another one.
@@ -41,8 +46,17 @@ pub struct Refused {
 }
 
 impl Refused {
-    pub(super) fn new(error: &LockError, may_take_over: impl Fn(&Lock) -> bool) -> Self {
-        let problem = Problem::from(error);
+    pub(super) fn new(
+        error: &LockError,
+        may_take_over: impl Fn(&Lock) -> bool,
+        explain: impl Fn(&Problem) -> String,
+    ) -> Self {
+        let may_take_over = match error {
+            LockError::HeldByOtherTab(_) => true,
+            LockError::Held(lock) => may_take_over(lock),
+            _ => false,
+        };
+        let problem = Problem::from(error).with("may_take_over", may_take_over);
         let lock = match error {
             LockError::Held(lock) | LockError::HeldByOtherTab(lock) => Some(lock),
             LockError::Lost { holder, .. } | LockError::WouldDeadlock { holder, .. } => {
@@ -53,14 +67,11 @@ impl Refused {
         Self {
             status: problem.status_code().as_u16(),
             code: problem.member("code").and_then(|it| it.as_str()).unwrap_or_default().to_owned(),
-            why: problem.text().to_owned(),
+            why: explain(&problem),
             holder: lock.and_then(|lock| Some(lock.holder.as_ref()?.label.clone())),
             since: lock.map(|lock| lock.since),
-            may_take_over: match error {
-                LockError::HeldByOtherTab(_) => true,
-                LockError::Held(lock) => may_take_over(lock),
-                _ => false,
-            },
+            same_person: problem.member("same_person") == Some(&true.into()),
+            may_take_over,
             version: match error {
                 LockError::StaleCopy { version, .. } => Some(*version),
                 _ => None,

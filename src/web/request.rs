@@ -133,6 +133,8 @@ pub(crate) struct RequestLocks {
     goes_on: Cell<bool>,
     /// True if this request has asked the holder of a lock: its session needs an aid, to hear the answer.
     pub(super) has_asked: Cell<bool>,
+    /// True if the body of the request names the version that its page shows.
+    pub(super) shows_version: Cell<bool>,
     /// True if the answer is a file, which is the same for everybody, and carries no cookie.
     pub(super) is_for_everybody: Cell<bool>,
 }
@@ -251,6 +253,7 @@ impl RequestLocks {
             is_to_be_saved: Cell::default(),
             goes_on: Cell::default(),
             has_asked: Cell::default(),
+            shows_version: Cell::default(),
             is_for_everybody: Cell::default(),
         });
         req.extensions_mut().insert(Rc::clone(&locks));

@@ -19,7 +19,7 @@ use crate::{
     version::Version,
     web::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
-        problem::log_fault,
+        problem::{Problem, log_fault},
         refused::Refused,
         request::{Elsewhere, Mine, RequestLocks, Terms},
     },
@@ -287,13 +287,29 @@ impl SessionLocks {
         Ok(all)
     }
 
-    /// Loads the current document, to read it. Needs no lock, takes none, and asks no
-    /// [policy](crate::web::LockingSession::access_policy): the handler decides who may read.
+    /// Loads the current document, to show it to a person who may lock it: for the page with the form, and for the page
+    /// that follows a refusal. Needs no lock, and takes none. Asks the
+    /// [access policy](crate::web::LockingSession::access_policy), as the extractors do.
     ///
     /// # Errors
-    /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
+    /// [`LockError::NotFound`] 404 and [`LockError::LoginRequired`] 401, also from the access policy;
+    /// [`LockError::Document`] 500, [`LockError::Store`] 503.
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T> {
         let key = self.key_of::<T>(id)?;
+        self.locks.may_lock(slice::from_ref(&key)).await?;
+        self.read(key).await
+    }
+
+    /// As [`load`](Self::load), but asks no policy: for documents that everybody may read, or where the handler has decided
+    /// who may.
+    ///
+    /// # Errors
+    /// [`LockError::NotFound`] 404, [`LockError::Document`] 500, [`LockError::Store`] 503.
+    pub async fn load_without_policy<T: Lockable>(&self, id: T::Id) -> Result<T> {
+        self.read(self.key_of::<T>(id)?).await
+    }
+
+    async fn read<T: Lockable>(&self, key: LockKey) -> Result<T> {
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
         self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
@@ -311,7 +327,10 @@ impl SessionLocks {
     #[must_use]
     pub fn refused(&self, error: &LockError) -> Refused {
         log_fault(error);
-        Refused::new(error, |lock| self.locks.may_take_over(lock))
+        let (head, explain) = (self.request.head(), &self.locks.settings.explain);
+        let own = |problem: &_| explain.as_ref().and_then(|explain| explain(head, problem));
+        let why = |problem: &Problem| own(problem).unwrap_or_else(|| problem.for_people(head));
+        Refused::new(error, |lock| self.locks.may_take_over(lock), why)
     }
 
     /// Releases the session's lock on this document, if it holds one.

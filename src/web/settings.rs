@@ -19,6 +19,9 @@ use crate::{
 /// Renders an error of the wrap.
 type Render = dyn Fn(&RequestHead, &Problem) -> Option<HttpResponse>;
 
+/// Says to a person what happened.
+type Explain = dyn Fn(&RequestHead, &Problem) -> Option<String>;
+
 /// Tells how much of its fixed lifetime a session has left.
 type SessionEndsIn = dyn Fn(&Session) -> Option<Duration>;
 
@@ -44,6 +47,7 @@ pub(super) struct Settings {
     pub(super) session_ends_in: Option<Rc<SessionEndsIn>>,
     pub(super) same_site: Rc<same_site::Rules>,
     pub(super) render: Option<Rc<Render>>,
+    pub(super) explain: Option<Rc<Explain>>,
 }
 
 /// Well below the minute after which proxies stop waiting for an answer.
@@ -67,7 +71,8 @@ impl<W> Locking<W> {
     /// Decides for each document whether a person may look at its lock, and may lock it. Asked before the store: by the
     /// [lock API](crate::lock_api), the status of many documents and the events, and by the extractors
     /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
-    /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).
+    /// [`SessionLocks::lock`](crate::SessionLocks::lock), [`lock_all`](crate::SessionLocks::lock_all) and
+    /// [`load`](crate::SessionLocks::load).
     /// [`create`](crate::SessionLocks::create) asks it only if there is such a document; releases never ask. Default: if
     /// people are [identified](crate::web::LockingSession::identify), only identified people may use the lock API;
     /// otherwise everybody may. Without a policy, the extractors serve every session.
@@ -85,7 +90,8 @@ impl<W> Locking<W> {
     /// panics, or has not answered within the [deadline](crate::LockManagerBuilder::deadline). The streams of events of a worker share the answers of the policy for 10 s, for each person and
     /// document. While a stream waits for an answer, further events gather, and the policy is asked about all of them
     /// together. A stream keeps the person with whom it began. An
-    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks.
+    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. A policy that asks the database is an
+    /// [`async move` closure](crate::guide::existing_application#roles-and-policies-that-ask-the-database).
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockKey, LockManager, web::Access};
@@ -275,6 +281,28 @@ impl<W> Locking<W> {
         render: impl Fn(&RequestHead, &Problem) -> Option<HttpResponse> + 'static,
     ) -> Self {
         self.settings.render = Some(Rc::new(render));
+        self
+    }
+
+    /// Says in other words, or in another language, what [`Refused::why`](crate::web::Refused) tells people. Where `explain`
+    /// returns `None`, and by default, it is [`Problem::for_people`].
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockManager, web::Problem};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # use actix_web::dev::RequestHead;
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).explain(|_: &RequestHead, problem: &Problem| {
+    ///     let is_old = problem.member("code")? == "stale_copy";
+    ///     is_old.then(|| "Un collègue a enregistré ce document. Comparez les deux textes.".to_owned())
+    /// });
+    /// # }
+    /// ```
+    pub fn explain(
+        mut self,
+        explain: impl Fn(&RequestHead, &Problem) -> Option<String> + 'static,
+    ) -> Self {
+        self.settings.explain = Some(Rc::new(explain));
         self
     }
 

@@ -14,7 +14,7 @@ use crate::{
     lock::Aid,
     manager::LockManager,
     web::{
-        problem::{Problem, SERVED, Served, log_fault},
+        problem::{Asker, Problem, SERVED, Served, log_fault},
         request::{RequestLocks, Whose},
         settings::Settings,
     },
@@ -57,13 +57,14 @@ where
             Ok(locks) => locks,
             Err(error) => return Box::pin(async { Err(rendered(error)) }),
         };
-        let of_request = Rc::clone(&locks);
+        let of_request: Rc<dyn Asker> = locks.clone();
         let served = Served {
             manager: Rc::clone(&self.manager),
             method: req.method().clone(),
             uri: req.uri().clone(),
             document: None,
-            saved: Box::new(move |key| of_request.saved_before(key)),
+            asker: of_request,
+            is_hidden: false,
             is_told: false,
         };
         let (call, is_client) = (self.service.call(req), self.whose.is_some());

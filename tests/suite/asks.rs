@@ -85,7 +85,8 @@ const SOON: Duration = Duration::from_secs(120);
 #[tokio::test]
 async fn a_job_hears_an_ask_although_its_read_of_the_asks_has_failed() {
     let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
-    let job = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let job =
+        faulty.app.locks.job("job").hears_asks().acquire(&key("a"), Wait::no()).await.unwrap();
     let mut events = faulty.app.locks.events();
     let mut told = async || {
         let event = tokio::time::timeout(SOON, events.next()).await.expect("told");
@@ -108,7 +109,8 @@ async fn a_job_hears_an_ask_although_its_read_of_the_asks_has_failed() {
 #[tokio::test]
 async fn an_ask_and_an_answer_are_the_same_although_their_replies_were_lost() {
     let faulty = Faulty::new().await;
-    let job = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let job =
+        faulty.app.locks.job("job").hears_asks().acquire(&key("a"), Wait::no()).await.unwrap();
     let ask = ask(&Aid::new());
     faulty.proxy.drop_reply_to("update");
     let stands = loop {
@@ -132,7 +134,7 @@ async fn an_ask_and_an_answer_are_the_same_although_their_replies_were_lost() {
 async fn a_repetition_of_an_ask_disturbs_no_transaction_of_its_holder() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::on(&database).await;
-    let job = app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let job = app.locks.job("job").hears_asks().acquire(&key("a"), Wait::no()).await.unwrap();
     let (ask, runs) = (ask(&Aid::new()), AtomicUsize::new(0));
     app.store.ask(&key("a"), &ask, false, Deadline::NONE).await.unwrap();
     let entries = database.collection::<Document>("entry");

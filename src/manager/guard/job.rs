@@ -55,6 +55,7 @@ pub struct Job {
     aid: Aid,
     holder: Holder,
     ttl: Duration,
+    hears_asks: bool,
 }
 
 impl Job {
@@ -67,6 +68,14 @@ impl Job {
     pub fn ttl(mut self, ttl: Duration) -> Self {
         let longest = self.parts.settings.ttl;
         self.ttl = ttl.clamp(Duration::from_secs(1).min(longest), longest);
+        self
+    }
+
+    /// Lets people ask for the exclusive locks that this job takes from now on, because its guards wait for
+    /// [`asked`](LockGuard::asked). Default: nobody is offered to ask, and an ask is refused (409 `nobody_hears`).
+    #[must_use]
+    pub fn hears_asks(mut self) -> Self {
+        self.hears_asks = true;
         self
     }
 
@@ -173,7 +182,7 @@ impl Job {
     }
 
     async fn acquire_in(&self, key: &LockKey, mode: Mode, wait: Wait) -> Result<LockGuard> {
-        let (key, aid, holder) = (key.clone(), Aid::of_job(), self.holder.clone());
+        let (key, aid, holder) = (key.clone(), Aid::of_job(self.hears_asks), self.holder.clone());
         let ttl = self.ttl;
         let wanted = Wanted {
             key,
@@ -204,9 +213,10 @@ impl LockManager {
     pub fn job(&self, label: impl Into<String>) -> Job {
         Job {
             parts: Arc::clone(&self.parts),
-            aid: Aid::of_job(),
+            aid: Aid::of_job(false),
             holder: Holder::new(label),
             ttl: self.ttl(),
+            hears_asks: false,
         }
     }
 

@@ -267,7 +267,7 @@ impl Draft {
                     }
                     (Ok((merged, orders)), grown)
                 }
-                Err((why, merge)) => (Err(lost(why, &merge.path)), merge.grown),
+                Err((why, merge)) => (Err(refused(why, &merge.path)), merge.grown),
             };
             // An aliased document may contain aliases. Each round leaves fewer members that have grown.
             match without_aliases(&loaded, before.unwrap_or(&loaded), &grown, &mut probes, read) {
@@ -371,15 +371,22 @@ fn in_order(
     orders.into_iter().map(|(path, order)| (path, order.keys().cloned().collect())).collect()
 }
 
-fn lost(why: Refused, path: &Path) -> String {
-    let path = text_of(path);
+/// Nothing tells which elements of an array are which after a change, and some have fields that the type does not name.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it is not certain which elements of `{field}` are which, and some of them have fields that the type does not name, \
+     which would be lost: give the elements an `_id` or an `id`, or keep their other fields in the type by \
+     `#[serde(flatten)]`"
+)]
+pub(crate) struct UnclearChange {
+    pub(crate) field: String,
+}
+
+fn refused(why: Refused, path: &Path) -> BoxError {
+    let field = text_of(path);
     match why {
-        Refused::Partial => format!(
-            "it is not certain which elements of `{path}` are which, and some of them have fields that the type does \
-             not name, which would be lost: give the elements an `_id` or an `id`, or keep their other fields in the \
-             type by `#[serde(flatten)]`"
-        ),
-        Refused::Changed => format!("`{path}` has changed since it was loaded"),
+        Refused::Partial => UnclearChange { field }.into(),
+        Refused::Changed => format!("`{field}` has changed since it was loaded").into(),
     }
 }
 

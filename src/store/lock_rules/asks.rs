@@ -23,7 +23,9 @@ impl Record {
         let Some(grant) = self.grants.iter_mut().find(|it| it.is_live(now)) else {
             return if again { Asked::Gone } else { Asked::Free };
         };
-        if grant.mode == Mode::Shared || grant.token.is_none() || grant.aid == ask.aid {
+        let hears =
+            grant.mode == Mode::Exclusive && grant.token.is_some() && grant.aid.hears_asks();
+        if !hears || grant.aid == ask.aid {
             return Asked::NobodyHears;
         }
         let asks = &mut grant.asks;

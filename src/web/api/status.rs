@@ -10,7 +10,7 @@ use crate::{
     actor::Person,
     error::LockError,
     key::LockKey,
-    lock::{Ask, Holder, Lock, Mode},
+    lock::{Ask, Holder, Lock, LockToken, Mode},
     version::Version,
     web::{
         Problem,
@@ -38,8 +38,13 @@ pub(super) struct StateBody {
     since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
+    /// Whether the person who asks holds the lock in another session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    same_person: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     may_take_over: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    may_ask: Option<bool>,
     /// The ask of this person.
     #[serde(skip_serializing_if = "Option::is_none")]
     ask: Option<AskBody>,
@@ -54,6 +59,8 @@ pub(super) struct StateBody {
 struct Asked {
     /// The version of the document that the page shows.
     shown: Option<Version>,
+    /// A lock under which the page has sent a save of a text with that version, and does not know what became of it.
+    saved_under: Option<LockToken>,
 }
 
 #[derive(Serialize)]
@@ -72,7 +79,7 @@ impl StateBody {
             ("mine_elsewhere", _) => Some(true),
             _ => None,
         };
-        let actor = locks.actor();
+        let (actor, held) = (locks.actor(), lock.as_ref().filter(|_| state == "held"));
         let is_own = |ask: &&Ask| ask.is_of(aid.as_ref(), actor.id());
         let ask = lock.as_ref().and_then(|lock| lock.asks.iter().find(is_own));
         Self {
@@ -82,6 +89,8 @@ impl StateBody {
             mode: lock.as_ref().map(|lock| lock.mode),
             since: lock.as_ref().map(|lock| rfc3339(lock.since)),
             expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
+            same_person: held.map(|lock| actor.is_holder_of(lock)),
+            may_ask: held.map(|lock| locks.manager.parts.hears_asks(lock)),
             holder: lock.and_then(|lock| lock.holder),
             may_take_over,
             frozen: freeze
@@ -100,13 +109,18 @@ pub(super) async fn of_one(
     let lock = locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
     let [collection, id] = ["collection", "id"].map(|it| path_param(&req, it).unwrap_or_default());
     let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
-    let Query(Asked { shown }) = Query::from_query(req.query_string()).map_err(bad_request)?;
+    let Query(Asked { shown, saved_under }) =
+        Query::from_query(req.query_string()).map_err(bad_request)?;
     let document = match shown {
         Some(shown) => match locks.manager.parts.reads.load(&key, until).await {
             Ok(document) => Some(DocumentBody::of(Some(document.version()), shown)),
             Err(LockError::NotFound { .. }) => Some(DocumentBody::of(None, shown)),
             Err(error) => return Err(error.into()),
-        },
+        }
+        .map(|it| DocumentBody {
+            saved: locks.saved_under(&key, saved_under.as_slice(), &[shown]),
+            ..it
+        }),
         None => None,
     };
     Ok(Current(StateBody { key: name, document, ..StateBody::of(&key, lock, &locks) }))

@@ -4,7 +4,7 @@ use std::{iter, str::FromStr, time::Duration};
 
 use actix_web::{
     dev::ServiceRequest,
-    http::header::{ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH},
+    http::header::{CACHE_CONTROL, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH},
     web::Query,
 };
 use uuid::Uuid;
@@ -145,7 +145,7 @@ impl Headers {
 }
 
 /// Says in an answer which lock its request holds, if there is only one, whose request it was, and which version of a
-/// document it has loaded or saved, unless the handler says so itself.
+/// document it has loaded or saved, unless the handler says so itself. Then no shared cache may keep the answer.
 pub(super) fn announce(
     headers: &mut HeaderMap,
     held: &[LockToken],
@@ -154,7 +154,10 @@ pub(super) fn announce(
 ) {
     let token = if let [token] = held { Some(format!("<urn:uuid:{token}>")) } else { None };
     let version = version.filter(|_| !headers.contains_key(ETAG));
+    let is_private = token.is_some() || version.is_some();
+    let privacy = is_private && !headers.contains_key(CACHE_CONTROL);
     let said = [
+        (CACHE_CONTROL, privacy.then(|| "private".to_owned())),
         (LOCK_TOKEN, token),
         (PERSON, person.map(|it| it.to_string())),
         (ETAG, version.map(|it| format!("\"{it}\""))),
@@ -208,25 +211,28 @@ fn tokens_in<'a>(all: impl Iterator<Item = &'a str>) -> Option<Vec<LockToken>> {
 fn versions_of(headers: &HeaderMap) -> Option<Result<Option<Vec<Version>>, ()>> {
     let mut all = headers.get_all(IF_MATCH).map(|it| it.to_str()).peekable();
     all.peek()?;
-    let mut versions = Vec::new();
-    for text in all {
-        let Ok(text) = text.map(str::trim) else { return Some(Err(())) };
-        if text == "*" {
-            return Some(Ok(None));
-        }
-        let mut rest = Some(text);
-        while let Some(text) = rest {
-            let tag = text.strip_prefix("W/").unwrap_or(text);
-            let Some((tag, more)) = tag.strip_prefix('"').and_then(|it| it.split_once('"')) else {
-                return Some(Err(()));
-            };
-            versions.extend(tag.parse::<Version>().ok().filter(|_| !text.starts_with('W')));
-            let more = more.trim_start();
-            rest = more.strip_prefix(',').map(str::trim_start);
-            if rest.is_none() && !more.is_empty() {
-                return Some(Err(()));
-            }
-        }
+    let all: Result<Vec<_>, _> = all.collect();
+    Some(all.map_err(drop).and_then(|all| versions_in(&all.join(","))))
+}
+
+/// A recipient ignores empty elements of a list: RFC 9110, section 5.6.1.
+fn versions_in(list: &str) -> Result<Option<Vec<Version>>, ()> {
+    let is_between = |it| matches!(it, ',' | ' ' | '\t');
+    let mut rest = list.trim_matches(is_between);
+    if rest == "*" {
+        return Ok(None);
     }
-    Some(Ok(Some(versions)))
+    let mut versions = Vec::new();
+    loop {
+        let tag = rest.strip_prefix("W/").unwrap_or(rest);
+        let (tag, more) = tag.strip_prefix('"').and_then(|it| it.split_once('"')).ok_or(())?;
+        versions.extend(tag.parse::<Version>().ok().filter(|_| !rest.starts_with('W')));
+        if more.is_empty() {
+            return Ok(Some(versions));
+        }
+        if !more.trim_start().starts_with(',') {
+            return Err(());
+        }
+        rest = more.trim_start_matches(is_between);
+    }
 }

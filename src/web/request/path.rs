@@ -8,7 +8,10 @@ use percent_encoding::percent_decode_str;
 use crate::{
     error::{LockError, Result},
     key::{InvalidKey, LockKey, Lockable},
-    web::{problem::misconfigured, request::RequestLocks},
+    web::{
+        problem::{hidden, misconfigured},
+        request::RequestLocks,
+    },
 };
 
 impl RequestLocks {
@@ -59,7 +62,7 @@ impl RequestLocks {
             None if self.settings.identify.is_some() && self.person().is_none() => {
                 Err(LockError::LoginRequired)
             }
-            None => Err(LockError::NotFound { key: LockKey::of::<T>(id)? }),
+            None => Err(hidden(LockKey::of::<T>(id)?)),
         }
     }
 

@@ -7,9 +7,13 @@ use parking_lot::Mutex;
 use crate::{
     error::{LockError, Result},
     key::LockKey,
+    lock::{Lock, LockToken},
     store::StoredDocument,
     version::{SharedVersion, Version},
-    web::request::{Mine, RequestLocks},
+    web::{
+        problem::Asker,
+        request::{Mine, RequestLocks},
+    },
 };
 
 /// The documents that a request has loaded or saved.
@@ -33,6 +37,26 @@ impl ShownVersions {
     /// The version for the answer, if it is about one document.
     pub(in crate::web) fn shown(&self) -> Option<Version> {
         if let Shown::One(_, version) = &self.shown { *version.lock() } else { None }
+    }
+}
+
+impl Asker for RequestLocks {
+    /// If there is one, the form of this request was submitted before, or another one after it.
+    fn saved_before(&self, key: &LockKey) -> Option<Version> {
+        let shown = self.headers.versions().ok()??;
+        self.saved_under(key, self.headers.tokens().ok()?, shown)
+    }
+
+    fn has_shown_it(&self) -> bool {
+        let in_headers =
+            self.headers.versions().is_ok_and(|it| it.is_some_and(|it| !it.is_empty()));
+        in_headers
+            || self.shows_version.get()
+            || self.headers.tokens().is_ok_and(|it| !it.is_empty())
+    }
+
+    fn is_holder_of(&self, lock: &Lock) -> bool {
+        self.actor().is_holder_of(lock)
     }
 }
 
@@ -67,13 +91,15 @@ impl RequestLocks {
         Err(LockError::StaleCopy { key: key.clone(), version })
     }
 
-    /// The version that was saved last under the lock that the request names, if that is not the version that the request
-    /// names: then its form was submitted before, or another one after it.
-    pub(in crate::web) fn saved_before(&self, key: &LockKey) -> Option<Version> {
-        let (aid, tokens) = (self.aid()?, self.headers.tokens().ok()?);
-        let shown = self.headers.versions().ok()??;
-        let saved = self.manager.parts.causes.saved_under(key, &aid, tokens)?;
-        (!shown.contains(&saved)).then_some(saved)
+    /// The version that this session has saved last under one of these locks, if it is none of those that a page `shows`.
+    pub(in crate::web) fn saved_under(
+        &self,
+        key: &LockKey,
+        tokens: &[LockToken],
+        shows: &[Version],
+    ) -> Option<Version> {
+        let saved = self.manager.parts.causes.saved_under(key, &self.aid()?, tokens)?;
+        (!shows.contains(&saved)).then_some(saved)
     }
 
     /// # Errors

@@ -49,6 +49,7 @@ async fn call(
         "open_all" => drop(locks.open_all::<Paper>([id], Wait::no()).await?),
         "open_each" => drop(locks.open_each::<Paper>([id]).await?),
         "load" => drop(locks.load::<Paper>(id).await?),
+        "load_without_policy" => drop(locks.load_without_policy::<Paper>(id).await?),
         "release" => drop(locks.release::<Paper>(id).await?),
         _ => drop(locks.release_all().await?),
     }
@@ -122,6 +123,7 @@ pub(super) fn cases() -> Vec<Case> {
         "web/session_locks.rs::open_all" => Free, false, "/call/open_all";
         "web/session_locks.rs::open_each" => Free, false, "/call/open_each";
         "web/session_locks.rs::load" => Free, false, "/call/load";
+        "web/session_locks.rs::load_without_policy" => Free, false, "/call/load_without_policy";
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";
         "web/locked_doc.rs::save" => Somebodys, true, "/held/save";

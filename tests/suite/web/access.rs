@@ -660,3 +660,57 @@ async fn a_document_cannot_be_created_to_learn_who_edits_it() {
     bob.post("/create/a").await.problem(404);
     assert!(bob.post("/create/bobs").await.status.is_success());
 }
+
+/// The handlers of docs/server-rendered.md.
+#[actix_web::test]
+async fn neither_a_page_nor_a_refused_save_shows_a_document_that_its_person_may_not_lock() {
+    async fn read(locks: SessionLocks, id: web::Path<String>) -> Result<String, LockError> {
+        let note = locks.load::<Note>(id.into_inner()).await?;
+        Ok(format!("{} {:?}", note.text, locks.version()))
+    }
+    async fn save(locks: SessionLocks, id: web::Path<String>, text: String) -> HttpResponse {
+        let saved = async {
+            let mut note: HeldDoc<Note> = locks.held(id.clone()).await?;
+            note.text.clone_from(&text);
+            note.save().await
+        };
+        let Err(error) = saved.await else { return HttpResponse::Ok().finish() };
+        let stored = locks.load::<Note>(id.clone()).await.ok().map(|note| note.text);
+        let (version, refused) = (locks.version(), locks.refused(&error));
+        HttpResponse::build(StatusCode::from_u16(refused.status).unwrap())
+            .body(format!("{text} {stored:?} {version:?} {refused:?}"))
+    }
+    async fn public(locks: SessionLocks, id: web::Path<String>) -> Result<String, LockError> {
+        Ok(locks.load_without_policy::<Note>(id.into_inner()).await?.text)
+    }
+    let (locks, store) = embedded().await;
+    let secret = Note { id: "a".to_owned(), text: "a secret".to_owned() };
+    store.put("a".to_owned(), &secret).unwrap();
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let wrap = locks.session(session.cookie_secure(false).build()).identify(person);
+    let wrap = wrap.access_policy(async |person: Option<Actor>, _: LockKey, access| {
+        access == Access::Look || person.is_some_and(|it| it.label == "alice")
+    });
+    let page = web::resource("/page/{id}").get(read).post(save);
+    let app = App::new().wrap(wrap).service(page).route("/public/{id}", web::get().to(public));
+    let app = test::init_service(app.configure(routes)).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let shown = alice.get("/page/a").await;
+    assert!(shown.text().contains("a secret"));
+    let typed =
+        |browser: &Browser<'_, _>| browser.request(Method::POST, "/page/a").set_payload("typed");
+    let lost = alice.send(typed(&alice)).await;
+    assert_eq!(lost.status, 409);
+    assert!(lost.text().contains("a secret"), "she may see it: {}", lost.text());
+    let visitor = Browser::new(&app);
+    for (other, status) in [(&bob, 404), (&visitor, 401)] {
+        for answer in [other.get("/page/a").await, other.send(typed(other)).await] {
+            assert_eq!(answer.status, status);
+            assert!(!answer.text().contains("secret"), "{}", answer.text());
+            assert!(!answer.text().contains("Version"), "{}", answer.text());
+            assert_eq!(answer.header("etag"), None);
+        }
+        assert_eq!(other.get("/public/a").await.text(), "a secret");
+    }
+}

@@ -375,7 +375,8 @@ async fn a_job_hears_each_ask_once_and_answers() {
     locks.register::<Named>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     let bob = Browser::logged_in(&app, "bob").await;
-    let job = locks.job("nightly report").acquire(&key("a"), Wait::no()).await.unwrap();
+    let job =
+        locks.job("nightly report").hears_asks().acquire(&key("a"), Wait::no()).await.unwrap();
     let hears = async || timeout(SOON, job.asked()).await.expect("somebody asks").unwrap();
     let (heard, _) = tokio::join!(hears(), bob.asks("first"));
     assert_eq!((&*heard.by.label, &*heard.message), ("bob", "first"));
@@ -397,6 +398,42 @@ async fn a_job_hears_each_ask_once_and_answers() {
     }
     locks.begin_shutdown();
     assert_eq!(timeout(SOON, job.asked()).await.unwrap(), None::<Ask>);
+}
+
+/// Nobody is offered to ask where nobody would hear it.
+#[actix_web::test]
+async fn only_a_job_that_hears_asks_can_be_asked() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let may_ask = async || {
+        let many = bob.post_json("/locks/status", json!({ "keys": ["note/a"] })).await.json();
+        let each = [
+            bob.get("/locks/note/a").await.json(),
+            many["locks"][0].clone(),
+            bob.post("/locks/note/a").await.problem(423),
+            bob.post_json("/locks", json!({ "keys": ["note/a"] })).await.json()["refused"][0]
+                .clone(),
+        ];
+        let said = each.map(|body| body["may_ask"].as_bool().unwrap_or_else(|| panic!("{body}")));
+        assert!(said.iter().all(|it| *it == said[0]), "{said:?}");
+        said[0]
+    };
+    let job = locks.job("report").acquire(&key("a"), Wait::no()).await.unwrap();
+    assert!(!may_ask().await);
+    assert_eq!(bob.asks("x").await.problem(409)["code"], "nobody_hears");
+    assert_eq!(timeout(SOON, job.asked()).await.unwrap(), None::<Ask>, "it can hear nothing");
+    job.release().await.unwrap();
+    let job = locks.job("report").hears_asks().acquire(&key("a"), Wait::no()).await.unwrap();
+    assert!(may_ask().await);
+    assert_eq!(bob.asks("x").await.status, 202);
+    job.release().await.unwrap();
+    let reader = locks.job("report").hears_asks().acquire_shared(&key("a"), Wait::no()).await;
+    assert!(!may_ask().await, "a reader");
+    reader.unwrap().release().await.unwrap();
+    alice.post("/note/a").await.token();
+    assert!(may_ask().await, "a person");
 }
 
 #[actix_web::test]

@@ -616,3 +616,56 @@ async fn a_handler_answers_with_the_error_of_an_id_and_reads_the_parts_of_a_prob
     assert_eq!(problem.text(), "there is no document note/a");
     assert_eq!(problem.member("code").unwrap(), "not_found");
 }
+
+/// Another program stores more in each row than the type names.
+#[actix_web::test]
+async fn a_row_is_removed_and_another_one_added_by_two_saves_and_one_save_says_so() {
+    #[derive(Serialize, Deserialize)]
+    struct Row {
+        text: String,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Order {
+        #[serde(rename = "_id")]
+        id: String,
+        rows: Vec<Row>,
+    }
+    impl Lockable for Order {
+        type Id = String;
+        const COLLECTION: &'static str = Note::COLLECTION;
+    }
+    async fn save(
+        mut order: HeldDoc<Order>,
+        rows: web::Json<Vec<String>>,
+    ) -> Result<impl Responder, LockError> {
+        order.rows = rows.into_inner().into_iter().map(|text| Row { text }).collect();
+        order.save().await.map(|()| HttpResponse::Ok())
+    }
+    let (locks, store) = embedded().await;
+    let row = |text: &str, price: u8| serde_json::json!({ "text": text, "price": price });
+    let rows = [row("nails", 1), row("screws", 2), row("glue", 3)];
+    store.put("a".to_owned(), &Any(serde_json::json!({ "_id": "a", "rows": rows }))).unwrap();
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session.cookie_secure(false).build()))
+        .route("/order/{id}", web::put().to(save))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::new(&app);
+    assert_eq!(alice.post("/locks/note/a").await.status, 201);
+    let send =
+        async |rows: Value| alice.send(alice.request(Method::PUT, "/order/a").set_json(rows)).await;
+    log_lines();
+    let refused = send(serde_json::json!(["nails", "glue", "paint"])).await.problem(409);
+    assert_eq!((&refused["code"], &refused["field"]), (&"unclear_change".into(), &"rows".into()));
+    assert!(refused["detail"].as_str().unwrap().contains("then add the new ones"));
+    assert!(logged(
+        "elements of `rows` are which, and some of them have fields that the type does not name"
+    ));
+    assert_eq!(send(serde_json::json!(["nails", "glue"])).await.status, 200);
+    assert_eq!(send(serde_json::json!(["nails", "glue", "paint"])).await.status, 200);
+    let stored: Vec<Any> = store.all().unwrap();
+    let stored = stored.into_iter().find(|it| it.0["_id"] == "a").unwrap().0;
+    let rows = serde_json::json!([row("nails", 1), row("glue", 3), { "text": "paint" }]);
+    assert_eq!(stored["rows"], rows);
+}

@@ -1,6 +1,6 @@
 //! Pages without JavaScript: forms for the lock API, and what a template says of a refusal.
 
-use actix_doclock::MongoStore;
+use actix_doclock::{Description, MongoStore};
 use mongodb::bson::doc;
 
 use super::*;
@@ -108,8 +108,13 @@ async fn a_template_learns_who_has_the_lock_and_what_its_person_may_do() {
     assert_eq!((&refused["code"], &refused["status"]), (&"held".into(), &423.into()));
     assert_eq!((&refused["holder"], &refused["may_take_over"]), (&"alice".into(), &false.into()));
     assert!(refused["since"].as_str().unwrap().ends_with('Z'), "RFC 3339");
-    assert_eq!(refused["why"], "note/a is locked by alice");
-    assert_eq!(again.post("/open/a").await.json()["may_take_over"], true, "the same person");
+    let why = "This document is being edited by alice. Wait until it is free.";
+    assert_eq!((&refused["why"], &refused["same_person"]), (&why.into(), &false.into()));
+    let refused = again.post("/open/a").await.json();
+    assert_eq!((&refused["may_take_over"], &refused["same_person"]), (&true.into(), &true.into()));
+    assert!(
+        refused["why"].as_str().unwrap().starts_with("You are editing this document in another")
+    );
     let stale = alice.post("/open/a?version=00000000000000000000000000000000").await;
     assert_eq!(stale.json()["code"], "stale_copy");
     assert_eq!(stale.json()["version"].as_str().unwrap().len(), 32);
@@ -241,4 +246,107 @@ async fn the_second_submit_knows_of_a_first_one_whose_answer_nobody_waited_for()
         }
     }
     assert!(saved_unheard > 0, "no request was dropped between its save and its answer");
+}
+
+/// Each refusal says what happened and what to do, in the language of the browser, and in no words of programmers.
+#[actix_web::test]
+async fn a_refusal_is_explained_to_people_in_their_language_and_in_the_words_of_the_application() {
+    async fn try_it(locks: SessionLocks, path: web::Path<(String, String)>) -> HttpResponse {
+        let (how, id) = path.into_inner();
+        let tried = match &*how {
+            "open" => locks.open::<Note>(id).await.map(drop),
+            "hold" => locks.held::<Note>(id).await.map(drop),
+            _ => locks.take_over::<Note>(id).await.map(drop),
+        };
+        HttpResponse::Ok().body(tried.err().map(|it| locks.refused(&it).why).unwrap_or_default())
+    }
+    let (locks, store) = embedded_with(|settings| {
+        settings.describe(|keys: Vec<LockKey>| async move {
+            let title = |key: &LockKey| match &*key.id().to_string() {
+                "a" => "Prices {by}\n\u{202e}".to_owned(),
+                id => id.to_owned(),
+            };
+            Ok(keys.into_iter().map(|key| (key.clone(), Description::new(title(&key)))).collect())
+        })
+    })
+    .await;
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let wrap = locks.session(session.cookie_secure(false).build()).identify(person);
+    let wrap = wrap.explain(|request, problem| {
+        let is_french = request.headers().get("accept-language")?.to_str().ok()? == "fr";
+        is_french.then(|| format!("code {}", problem.member("code").unwrap()))
+    });
+    let wrap = wrap
+        .access_policy(async |_: Option<Actor>, key: LockKey, _| key.id().to_string() != "hidden");
+    let app = App::new().wrap(wrap).route("/try/{how}/{id}", web::post().to(try_it));
+    let app = test::init_service(app.configure(routes)).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let root = Browser::logged_in(&app, "root").await;
+    let says = async |browser: &Browser<'_, _>, uri: &str, language: &'static str| {
+        let request = browser.request(Method::POST, &format!("/try/{uri}"));
+        browser.send(request.insert_header(("accept-language", language))).await.text()
+    };
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), opened.header("etag").unwrap().replace('"', ""));
+    let token = &token[10..token.len() - 1];
+    let held = "“Prices {by}” is being edited by alice. Wait until it is free.";
+    for language in ["", "en", "fr-FR, en;q=0.5", "de;q=0, x", "de;q=0.1, en-GB;q=0.9", "ä"] {
+        assert_eq!(says(&bob, "open/a", language).await, held, "{language}");
+    }
+    for language in ["de", "DE-at", "fr, de;q=0.7, en;q=0.3", "de, en"] {
+        let said = says(&bob, "open/a", language).await;
+        assert!(
+            said.ends_with("wird gerade von alice bearbeitet. Warten Sie, bis es frei ist."),
+            "{said}"
+        );
+    }
+    assert_eq!(says(&bob, "open/a", "fr").await, "code \"held\"", "the words of the application");
+    let other = Browser::logged_in(&app, "alice").await;
+    let own = says(&other, "open/a", "en").await;
+    assert!(
+        own.starts_with("You are editing “Prices {by}” in another window or browser."),
+        "{own}"
+    );
+    assert!(own.ends_with("Or take it over: then nothing can be saved there any more."), "{own}");
+
+    let named = format!("hold/a?lock_token={token}&version={shown}");
+    store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "foreign".to_owned() }).unwrap();
+    assert!(says(&alice, &named, "en").await.starts_with("This document has been saved since you"));
+    let body = serde_json::json!({ "reason": "to the printer {title}" });
+    assert_eq!(root.post_json("/locks/note/a/break", body).await.status, 204);
+    let broken = says(&alice, &named, "en").await;
+    assert!(
+        broken.starts_with("root has ended your lock on this document. Nothing was saved."),
+        "{broken}"
+    );
+    assert!(broken.ends_with("The reason: to the printer {title}"), "{broken}");
+    assert!(
+        says(&bob, "hold/a", "de")
+            .await
+            .starts_with("Sie haben die Sperre für dieses Dokument nicht mehr.")
+    );
+    bob.post("/note/a").await.token();
+    assert!(
+        says(&other, "hold/a", "en")
+            .await
+            .contains("is being edited by bob now. Nothing was saved.")
+    );
+    assert!(store.remove(&key("a")));
+    for (uri, says_so) in [
+        (format!("open/b?version={shown}"), "has been saved since"),
+        (format!("open/a?version={shown}"), "has been deleted. Nothing was saved."),
+        (
+            format!("open/hidden?version={shown}"),
+            "There is no such document, or you may not edit it.",
+        ),
+        ("open/b?version=x".to_owned(), "The server does not understand what this page has sent."),
+        ("over/a".to_owned(), "There is no such document"),
+    ] {
+        let said = says(&bob, &uri, "en").await;
+        assert!(said.contains(says_so), "{uri}: {said}");
+        for word in ["note/", "session", "cookie", "token", "409", "Lock-Token"] {
+            assert!(!said.contains(word), "{uri}: {said}");
+        }
+    }
 }

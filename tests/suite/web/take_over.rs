@@ -169,3 +169,37 @@ async fn a_takeover_is_told_to_the_application_and_a_move_to_another_tab_is_not(
     let lost = alice.with_token(Method::PUT, "/note/a", &token).await.problem(409);
     assert_eq!((&lost["cause"], &lost["by"]), (&"taken_over".into(), &"bob".into()));
 }
+
+/// A person who meets her own other session is told so, and nobody else is.
+#[actix_web::test]
+async fn a_refusal_says_whether_the_holder_is_the_same_person() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    for (name, is_same) in [("alice", true), ("bob", false)] {
+        let other = Browser::logged_in(&app, name).await;
+        let keys = serde_json::json!({ "keys": ["note/a"] });
+        let status = other.post_json("/locks/status", keys).await.json();
+        other.post("/note/b").await.token();
+        other.delete("/locks/note/b").await;
+        for said in [
+            other.post("/note/a").await.problem(423),
+            other.post("/locks/note/a").await.problem(423),
+            other.put("/note/a", "x").await.problem(409),
+            other.get("/locks/note/a").await.json(),
+            status["locks"][0].clone(),
+        ] {
+            assert_eq!(said["same_person"], is_same, "{name}: {said}");
+            assert_eq!(said["holder"], serde_json::json!({ "label": "alice" }), "no id is shown");
+        }
+    }
+    assert_eq!(alice.get("/locks/note/a").await.json().get("same_person"), None, "her own");
+    // Without ids, two people may have the same name.
+    let nameless = |session: &Session| Some(Actor::new(person(session)?.label));
+    let app = serve_with(&locks, |wrap| wrap.identify(nameless)).await;
+    let (alice, other) =
+        (Browser::logged_in(&app, "carol").await, Browser::logged_in(&app, "carol").await);
+    alice.post("/note/b").await.token();
+    assert_eq!(other.post("/note/b").await.problem(423)["same_person"], false);
+}

@@ -71,16 +71,51 @@ async fn a_save_of_what_has_changed_since_its_page_was_opened_writes_nothing_and
     let saved = in_address(&now).await;
     assert_eq!((saved.status.as_u16(), text_of(&store, "a")), (200, "typed".to_owned()));
     let saved = version(&saved);
-    for accepted in ["*", &format!("\"{saved}\""), &format!("\"x\", W/\"y\" ,\"{saved}\"")] {
+    for accepted in [
+        "*",
+        ",*, ",
+        &format!("\"{saved}\""),
+        &format!("\"x\", W/\"y\" ,\"{saved}\""),
+        &format!(", ,\"{saved}\",\t,"),
+        &format!("\"{saved}-gzip\""),
+        &format!("\"{saved}--gzip\""),
+        &format!("\"x\",, \"{saved};br\","),
+    ] {
         assert_eq!(in_header(accepted).await.status, 200, "{accepted}");
+    }
+    for accepted in [format!("{saved}-gzip"), format!("{saved}%3Bbr")] {
+        assert_eq!(in_address(&accepted).await.status, 200, "{accepted}");
     }
     // A weak tag, a tag of another program, and the version of another document.
     let of_b = version(&alice.post("/note/b").await);
-    for refused in [&format!("W/\"{saved}\""), "\"x\"", "\"\"", &format!("\"{of_b}\""), "\"a,b\""] {
+    for refused in [
+        &format!("W/\"{saved}\""),
+        &format!("W/\"{saved}-gzip\""),
+        &format!("\"{of_b}-gzip\""),
+        &format!("\"{saved}{saved}\""),
+        "\"x\"",
+        "\"x\",",
+        "\"\"",
+        &format!("\"{of_b}\""),
+        "\"a,b\"",
+    ] {
         assert_eq!(in_header(refused).await.problem(412)["code"], "stale_copy", "{refused}");
     }
     let huge = "a".repeat(4_000);
-    for malformed in ["", " ", "x", "\"x", "\"x\" \"y\"", "\"x\",", &saved, "W/", &huge] {
+    for malformed in [
+        "",
+        " ",
+        ",",
+        "x",
+        "\"x",
+        "\"x\" \"y\"",
+        "\"x\"\"y\"",
+        "*, \"x\"",
+        "\"x\", *",
+        &saved,
+        "W/",
+        &huge,
+    ] {
         assert_eq!(in_header(malformed).await.problem(400)["code"], "bad_version", "{malformed}");
     }
     for malformed in ["", "x", "*", &saved.to_uppercase(), &huge, "%ff", &format!("%22{saved}%22")]
@@ -273,6 +308,43 @@ async fn a_reader_asks_whether_its_version_is_still_the_stored_one() {
     assert_eq!((&missing["version"], &missing["current"]), (&Value::Null, &false.into()));
 }
 
+/// A page that was left by a submit asks what became of it. Nothing is renewed by that, and nobody else learns it.
+#[actix_web::test]
+async fn a_page_learns_by_the_lock_that_it_named_whether_its_form_was_saved() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), version(&opened));
+    let token = &token[10..token.len() - 1];
+    let form = format!("/note/a/done?lock_token={token}&version={shown}");
+    let asks = async |browser: &Browser<'_, _>, shown: &str, token: &str| {
+        let answer = browser.get(&format!("/locks/note/a?shown={shown}&saved_under={token}")).await;
+        let said = answer.json();
+        ["saved", "version"].map(|name| said.get(name).cloned())
+    };
+    let stored = Some(Value::from(shown.clone()));
+    assert_eq!(asks(&alice, &shown, token).await, [None, stored], "not sent yet");
+    alice.put(&form, "typed").await;
+    let saved = Some(Value::from(version(&alice.get("/note/a/view").await)));
+    assert_eq!(asks(&alice, &shown, token).await, [saved.clone(), saved.clone()]);
+    written_past_the_lock(&store, "foreign");
+    let now = Some(Value::from(version(&alice.get("/note/a/view").await)));
+    assert_eq!(
+        asks(&alice, &shown, token).await,
+        [saved.clone(), now.clone()],
+        "and then replaced"
+    );
+    let of_save = saved.as_ref().and_then(Value::as_str).unwrap();
+    assert_eq!(asks(&alice, of_save, token).await, [None, now.clone()], "a form after the save");
+    assert_eq!(asks(&alice, &shown, ONE).await, [None, now.clone()], "another lock");
+    let bob = Browser::logged_in(&app, "bob").await;
+    bob.post("/note/b").await.token();
+    assert_eq!(asks(&bob, &shown, token).await, [None, now], "another person");
+    let uri = format!("/locks/note/a?shown={shown}&saved_under=x");
+    assert_eq!(alice.get(&uri).await.status, 400);
+}
+
 #[actix_web::test]
 async fn an_etag_of_the_handler_stays() {
     async fn edit(_: LockedDoc<Note>) -> impl Responder {
@@ -284,6 +356,65 @@ async fn an_etag_of_the_handler_stays() {
     let app = test::init_service(app).await;
     let answer = Browser::new(&app).post("/note/a").await;
     assert_eq!(answer.header("etag"), Some("\"mine\""));
+}
+
+/// A shared cache would show the document, or give the token of its lock, to somebody else.
+#[actix_web::test]
+async fn an_answer_with_a_version_or_a_token_is_private_unless_the_handler_says_more() {
+    async fn show(locks: SessionLocks) -> Result<HttpResponse, LockError> {
+        let note = locks.load::<Note>("a".to_owned()).await?;
+        Ok(HttpResponse::Ok().insert_header(("cache-control", "no-store")).body(note.text))
+    }
+    async fn load(locks: SessionLocks) -> Result<String, LockError> {
+        Ok(locks.load::<Note>("a".to_owned()).await?.text)
+    }
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session.cookie_secure(false).build()).identify(person))
+        .route("/show", web::get().to(show))
+        .route("/load", web::get().to(load))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.get("/plain").await.header("cache-control"), None);
+    let answers =
+        [alice.get("/load").await, alice.post("/note/a").await, alice.post("/both").await];
+    let [loaded, locked, several] = answers.each_ref().map(|it| it.header("cache-control"));
+    assert_eq!([loaded, locked, several], [Some("private"), Some("private"), None]);
+    assert_eq!(alice.post("/create/new").await.header("cache-control"), Some("private"));
+    assert_eq!(alice.get("/show").await.header("cache-control"), Some("no-store"));
+    assert_eq!(alice.post("/locks/note/a").await.header("cache-control"), Some("no-store"));
+}
+
+/// The access policy refuses a document that is there like one that was never there.
+#[actix_web::test]
+async fn a_document_that_a_page_has_shown_and_that_is_gone_is_called_deleted() {
+    let (locks, store) = embedded().await;
+    let app = serve_with(&locks, |wrap| {
+        wrap.access_policy(async |_: Option<Actor>, key: LockKey, _| key.id().to_string() != "b")
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let opened = alice.post("/note/a").await;
+    let (token, shown) = (opened.token(), version(&opened));
+    let body = serde_json::json!({ "version": shown });
+    assert!(store.remove(&key("a")));
+    let says = |answer: Answer| {
+        let problem = answer.problem(404);
+        assert_eq!(problem["code"], "not_found");
+        (problem.get("deleted").cloned(), problem["detail"].as_str().unwrap().to_owned())
+    };
+    let deleted = (Some(true.into()), "note/a has been deleted".to_owned());
+    assert_eq!(says(alice.with_token(Method::PUT, "/note/a", &token).await), deleted);
+    assert_eq!(says(alice.post(&format!("/note/a?version={shown}")).await), deleted);
+    assert_eq!(says(alice.post_json("/locks/note/a", body.clone()).await), deleted);
+    assert_eq!(says(alice.post("/note/a").await).0, None, "nothing says that it ever was");
+    assert_eq!(says(alice.post("/locks/note/a").await).0, None);
+    let hidden = says(alice.post_json("/locks/note/b", body).await);
+    assert_eq!(hidden, (None, "there is no document note/b".to_owned()));
+    assert_eq!(says(alice.post(&format!("/note/b?version={shown}")).await), hidden);
+    assert_eq!(says(alice.with_token(Method::PUT, "/note/b", &token).await), hidden);
 }
 
 /// Both requests have loaded the document before one of them writes.
