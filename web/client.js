@@ -10,7 +10,7 @@
 //   const answer = await lock.fetch('/api/workitem/42', { method: 'PUT', body });
 //   lock.close();
 //
-// This file has four parts: the tab, the feed of events, the lock, and the life of the page.
+// This file has five parts: the tab, the feed of events, the form, the lock, and the life of the page.
 
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
@@ -26,6 +26,7 @@ const ASK_MS = 2_000;            // between two requests for a lock because the 
 const WARN_MS = [60_000, 20_000]; // before an end, by default and at least (WCAG 2.2.1)
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'saved', 'asked', 'answered', 'resync', 'beat'];
 const SILENCE_MS = 60_000;       // after this time without an answer, the asker is told
+const ASKED = [40, 8];           // how often the browser is asked who has the id of a tab: a silent page, and one that answers
 const REPEAT_MS = 30_000;        // between two repetitions of an ask, which the server forgets after 90 s
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
@@ -62,39 +63,46 @@ function frame(of = window) {
   return `${frame(of.parent)}/${Array.from({ length: of.parent.length }, (_, n) => of.parent[n]).indexOf(of)}`;
 }
 
-const remembered = {   // storage may be forbidden: then each reload counts as a new tab
-  get: () => { try { return sessionStorage.getItem('doclock-tab' + frame()); } catch { return null; } },
-  set: id => { try { sessionStorage.setItem('doclock-tab' + frame(), id); } catch { /* as above */ } },
+const NAME = /^doclock-([0-9a-f-]{36})$/;
+const remembered = {   // where storage is forbidden, the window itself keeps its name
+  get: () => { try { return sessionStorage.getItem('doclock-tab' + frame()); } catch { return window.name.match(NAME)?.[1] ?? null; } },
+  set: id => {
+    try { sessionStorage.setItem('doclock-tab' + frame(), id); } catch { if (!window.name || NAME.test(window.name)) window.name = 'doclock-' + id; }
+  },
 };
 
 let tabId = null, leaveTab = () => {};
 
 // Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, and a
 // reloaded page starts with its own. Therefore the id belongs to the page that holds a Web Lock of this name.
-function claim(id) {
-  if (!navigator.locks) return ask(id);
-  return new Promise(claimed => {
-    // A reloaded page may start a little before the old page has gone.
-    navigator.locks.request('doclock-tab:' + id, { signal: AbortSignal.timeout(700) }, () => {
-      claimed(true);
-      return new Promise(leave => { leaveTab = leave; });
-    }).catch(() => claimed(false));
-  });
-}
-
-async function ask(id) {
-  const channel = new BroadcastChannel('doclock-tab:' + id), me = uuid();
-  let taken = false;
+async function claim(id) {
+  const name = 'doclock-tab:' + id, channel = new BroadcastChannel(name), from = uuid(), ends = new AbortController();
+  let isTaken = false, isMine = !navigator.locks, release = () => {};
+  leaveTab = () => { channel.close(); release(); };
   channel.onmessage = ({ data }) => {
-    if (data.from === me) return;
-    if (!data.ask) taken = true;
-    else if (id === tabId) channel.postMessage({ from: me });
+    if (data.from === from) return;
+    if (!data.ask) isTaken = true;
+    else if (id === tabId) channel.postMessage({ from });
   };
-  leaveTab = () => channel.close();
-  channel.postMessage({ ask: true, from: me });
-  await sleep(150);
-  if (taken) channel.close();
-  return !taken;
+  channel.postMessage({ ask: true, from });
+  if (navigator.locks) {
+    navigator.locks.request(name, { signal: ends.signal }, () => {
+      isMine = true;
+      return new Promise(done => { release = done; });
+    }).catch(() => {});
+  } else await sleep(150);
+  // A reloaded page may start before the old page has gone, and any page may be busy: an id is not given up by a timer, but to a page
+  // that holds the lock each time when the browser is asked. One that answers is alive.
+  for (let asked = 0; !isMine && asked < ASKED[Number(isTaken)]; asked++) {
+    await sleep(100);
+    const all = await navigator.locks.query().catch(() => null);
+    if (!all) break;
+    if (!all.held.some(it => it.name === name)) asked = 0;
+  }
+  if (isMine && !(isTaken && !navigator.locks)) return true;
+  ends.abort();
+  leaveTab();
+  return false;
 }
 
 async function nameTab() {
@@ -105,6 +113,16 @@ async function nameTab() {
   if (!id || !await claim(id)) await claim(id = uuid());
   remembered.set(tabId = id);
   return id;
+}
+
+/** Changes each time when the kept texts of this browser are cleared. */
+export function clearedKept(mark) {
+  try {
+    if (mark) localStorage.setItem('doclock-cleared', mark);
+    return localStorage.getItem('doclock-cleared');
+  } catch {
+    return null;
+  }
 }
 
 let tab, page, isLeft = false;   // `page` is this load: the beacon of an older load may arrive after its first request
@@ -126,6 +144,7 @@ function meetOtherTabs() {
 const idleMs = () => Math.round(Math.max(Date.now() - touched.wall, performance.now() - touched.steady));
 
 let me = null;          // the person of the latest answer, as the server names them
+let ahead = 0;          // how far the clock of this page is ahead of the server's
 let extra = null;       // what DocLock.headers was set to
 let lastHeaders = {};   // a page that is being closed cannot wait
 const headers = async () => lastHeaders = {
@@ -171,6 +190,7 @@ async function request(method, url, promised, { body, signal, person, timeout = 
     try { told = Object(JSON.parse(text)); } catch { /* no content, or the error page of a proxy */ }
     const answer = { sent, date, status, ok, body: told, person: response.headers.get('Doclock-Person') };
     me = answer.person ?? me;
+    if (date) ahead = skewOf(date);
     return !ok || promised(answer) ? answer : { ...answer, ok: false, body: ANOTHER_PAGE };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
@@ -265,6 +285,16 @@ export function place(url) {
 
 function decoded(part) {
   try { return decodeURIComponent(part); } catch { return part; }   // not UTF-8
+}
+
+/** Which version the server has stored for the form that was sent with this token and version; `null` if none, or if it does not know. */
+async function wasSaved(url, { token, version }) {
+  if (!token || !version) return null;
+  const body = { ask: uuid(), answer: 'no' };   // nobody has asked so: what is refused names the save under its lock
+  const { body: told } = await request('POST', `${url}/answer?lock_token=${token}&version=${version}`, PROMISED.nothing, { body });
+  if (told.saved || told.code !== 'no_such_ask') return versionIn(told.saved);
+  const { body: now } = await request('GET', `${url}?shown=${version}`, PROMISED.state);   // the lock is still there: nobody else has saved
+  return now.current === false ? now.version ?? null : null;
 }
 
 const AT_ONCE = 200;   // as many as the server allows
@@ -511,55 +541,364 @@ class Feed {
   }
 }
 
-// ---- the lock -------------------------------------------------------------------------------
+// ---- a form ---------------------------------------------------------------------------------
 
-const WITHOUT_TEXT = ['checkbox', 'radio', 'file', 'range', 'color', 'submit', 'image', 'reset'];
+/** A property or a method of a form, whose fields may have this name. */
+export function own(form, name) {
+  const it = Reflect.get(HTMLFormElement.prototype, name, form);
+  return typeof it === 'function' ? it.bind(form) : it;
+}
 
-// Marks a field that is read-only because of a lock, also in a copy of the page that a script has kept.
-const CLOSED = 'data-doclock-closed';
+/** True if a submit by this button sends the form to be saved. */
+export const isPost = (form, submitter) =>
+  /^post$/i.test(submitter?.getAttribute('formmethod') ?? own(form, 'getAttribute')('method') ?? '');
 
-/** The fields of a form, wherever they stand in the page, and whatever their names. */
-export class Fields {
-  #form; #shown;
+export const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+const lines = value => typeof value === 'string' ? value.replace(/\r\n?/g, '\n') : value;
 
-  constructor(form) {
-    this.#form = form;
-    this.saved(this.values);
+/** What a person has typed: a record for each field, with the value that the field had before (`base`), and the typed one. */
+export class Typed {
+  records = new Map();
+  hears = new Set();    // called at each change
+
+  get values() { return new Map([...this.records].map(([id, { value }]) => [id, value])); }
+
+  changed() { for (const hears of this.hears) hears(); }
+
+  /** These values are stored, in all fields or in those with these names. What was typed since then stays. */
+  saved(values, names = true) {
+    for (const [id, value] of values) {
+      const record = this.records.get(id);
+      if (!record || names !== true && !names.includes(record.name)) continue;
+      if (same(record.value, value)) this.records.delete(id);
+      else this.records.set(id, { ...record, base: value, isSent: false });
+    }
+    this.notes();
+    this.changed();
   }
 
-  get #all() { return [...Reflect.get(HTMLFormElement.prototype, 'elements', this.#form)]; }   // a field may be named `elements`
+  discard() {
+    this.records.clear();
+    this.notes();
+    this.changed();
+  }
+}
 
-  get values() { return JSON.stringify(this.#all.map(it => [it.value, it.checked, [...it.selectedOptions ?? []].map(one => one.value)])); }
+const WITHOUT_TEXT = ['checkbox', 'radio', 'file', 'range', 'color', 'submit', 'image', 'reset'];
+const NEVER = ['password', 'file', 'submit', 'button', 'image', 'reset', 'fieldset', 'output'];
+const SECRET = /password|one-time-code|\bcc-/;
+const ROW_ID = /(^|[-_.[])id\]?$|[a-z]Id\]?$/;   // the name of a hidden field that names a row
 
-  /** These values are the stored ones. */
-  saved(values) { this.#shown = values; }
+// Marks a field that is closed because of a lock by this attribute, also in a copy of the page that a script has kept.
+const CLOSED = 'data-doclock-closed';
 
-  isTyped() { return this.values !== this.#shown; }
+const nameOf = field => field.getAttribute('name') || field.id;
+const isRich = field => field.hasAttribute('contenteditable');
 
-  hear(event) { return event.target.form === this.#form || this.#form.contains(event.target); }
+/** As the browser does when a person types: React hears of no value that a script writes by the property of the field itself. */
+const puts = (field, name, value) => Reflect.set(Object.getPrototypeOf(field), name, value, field);
+
+/** One value of a form: a text, a tick, an option of several, or the choice among radio buttons. */
+class Place {
+  constructor(form, field, option = null) {
+    Object.assign(this, { form, field, option, name: nameOf(field), node: option ?? field });
+    this.mark = option ? option.value : field.type === 'checkbox' ? field.value : null;
+  }
+
+  /** The key of its row: rows may come and go. */
+  get row() {
+    const { field, form } = this, keyed = field.closest('[data-keep]');
+    if (keyed) return keyed.getAttribute('data-keep');
+    for (let at = field.parentElement; at && at !== form; at = at.parentElement) {
+      const ids = [...at.querySelectorAll('input[type=hidden]')].filter(it => it.form === form && ROW_ID.test(it.name));
+      if (ids.length) return ids.length === 1 ? ids[0].value : '';
+    }
+    return '';
+  }
+
+  get #radios() { return [...own(this.form, 'elements')].filter(it => it.type === 'radio' && nameOf(it) === this.name); }
+
+  get value() {
+    const { field, option } = this;
+    if (option) return option.selected;
+    if (field.type === 'checkbox') return field.checked;
+    if (field.type === 'radio') return this.#radios.find(it => it.checked)?.value ?? null;
+    return isRich(field) ? field.innerHTML : field.value;
+  }
+
+  /** The value with which the page was delivered; `undefined` if a script has filled the field, or it was delivered blank. */
+  get delivered() {
+    const { field, option } = this;
+    if (option) return option.defaultSelected || undefined;
+    if (field.type === 'checkbox') return field.defaultChecked || undefined;
+    if (field.type === 'radio') return this.#radios.find(it => it.defaultChecked)?.value;
+    if (field.options) return [...field.options].filter(it => it.defaultSelected).at(-1)?.value;
+    if (!field.defaultValue) return undefined;
+    // As the browser reads it.
+    return field.matches('input') ? Object.assign(document.createElement('input'), { type: field.type, value: field.defaultValue }).value : field.defaultValue;
+  }
+
+  /** Returns false if the value has no place here any more. */
+  put(value) {
+    const { field, option } = this, before = this.value;
+    if (same(before, value)) return true;
+    let heard = field;
+    if (option) option.selected = value;
+    else if (field.type === 'radio') {
+      heard = this.#radios.find(it => value === null ? it.checked : it.value === value);
+      if (!heard) return false;
+      puts(heard, 'checked', value !== null);
+    } else if (field.type === 'checkbox') puts(field, 'checked', value);
+    else if (isRich(field)) field.innerHTML = value;
+    else puts(field, 'value', value);
+    if (!same(lines(this.value), lines(value))) {   // such as a date in a field that is a number by now
+      if (!isRich(field)) puts(field, 'value', before);
+      return false;
+    }
+    // The click changes nothing, and is what React hears.
+    for (const type of /checkbox|radio/.test(field.type) ? ['click', 'input', 'change'] : ['input', 'change']) heard.dispatchEvent(new Event(type, { bubbles: true }));
+    return true;
+  }
+}
+
+const idOf = ({ name, row, mark, n }) => JSON.stringify([name, row, mark, n]);
+
+/** The fields of a form, wherever they stand in the page, and whatever their names. */
+export class Fields extends Typed {
+  form;
+  #before = new WeakMap();   // the values before the first input
+  #ids = new WeakMap();      // of the records, by field
+  #secrets = new Set();      // the names of fields that have ever been passwords: a button may show them
+  #listening = null; #byProgram = null; #isReset = false; #isOpen = null; #observer = null; #shown; #uses = 0;
+
+  constructor(form) {
+    super();
+    this.form = form;
+    this.#shown = this.#all;
+    this.notes();
+  }
+
+  /** True if a field has another value than at the last save, whoever has changed it. */
+  get isChanged() { return this.#shown !== this.#all; }
+  get #all() { return JSON.stringify(this.#places().map(it => it.value)); }
+  get #elements() { return [...own(this.form, 'elements')]; }
+  get #rich() { return [...own(this.form, 'querySelectorAll')(`[contenteditable]:not([contenteditable=false]), [${CLOSED}^=contenteditable]`)]; }
+
+  #isKept(field) {
+    if (!nameOf(field)) return false;
+    if (field.type === 'password' || SECRET.test(field.getAttribute('autocomplete') ?? '')) this.#secrets.add(nameOf(field));
+    return !this.#secrets.has(nameOf(field)) && !NEVER.includes(field.type) && ('value' in field || isRich(field)) && !field.closest('[data-doclock-keep=no]');
+  }
+
+  /** The places with this name, or all. */
+  #places(name) {
+    const radios = new Set();
+    return [...this.#elements, ...this.#rich].filter(it => this.#isKept(it) && (name === undefined || nameOf(it) === name)).flatMap(field => {
+      if (field.type === 'select-multiple') return [...field.options].map(it => new Place(this.form, field, it));
+      if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
+      return [new Place(this.form, field)];
+    });
+  }
+
+  /** Those that the page cannot tell apart but by their order. */
+  #group({ name, row, mark }) { return this.#places(name).filter(it => it.mark === mark && it.row === row); }
+
+  #recordOf(place) {
+    const { name, row, mark } = place, group = this.#group({ name, row, mark });
+    const n = group.findIndex(it => it.node === place.node), beside = group.map((it, n) => this.#storedIn(it, { name, row, mark, n }));
+    return { name, row, mark, n, of: group.length, ...group.length > 1 && { beside } };
+  }
+
+  #storedIn(place, at) { return this.records.get(idOf(at))?.base ?? place.value; }
+
+  /** Where this text was typed, unless the form has changed there. */
+  #find(record) {
+    const group = this.#group(record), isOther = (it, n) => n !== record.n && !same(this.#storedIn(it, { ...record, n }), record.beside[n]);
+    return group.length === record.of && !(record.of > 1 && group.some(isOther)) ? group[record.n] : null;
+  }
+
+  /** The value in this place, as far as it is stored. */
+  stored(record) {
+    const place = this.#find(record);
+    return place && this.#storedIn(place, record);
+  }
+
+  shows(record) {
+    const place = this.#find(record);
+    return Boolean(place) && same(place.value, record.value);
+  }
+
+  /** True if the browser has put this text of an earlier visit over the one that was delivered. */
+  isFilled(record) {
+    const delivered = this.#find(record)?.delivered;
+    return delivered !== undefined && !this.records.has(idOf(record)) && !same(delivered, record.value);
+  }
+
+  putBack(record) {
+    const place = this.#find(record);
+    if (place) place.put(place.delivered);
+  }
+
+  /** As typed, in a text of an earlier page whose values this page shows. */
+  adopt(records) { for (const it of records) if (!this.records.has(idOf(it))) this.records.set(idOf(it), { ...it }); }
+
+  /** Puts texts back, each into its own field. Returns those whose field is gone or has another stored value. */
+  put(records) {
+    const put = new Map(), left = [];
+    const puts = record => {
+      const place = this.#find(record), before = this.records.get(idOf(record));
+      if (!place || put.get(record) === place.node) return Boolean(place);   // a handler may give it another form
+      const isBase = it => same(lines(it), lines(record.base));
+      if (!same(place.value, record.value) && !isBase(this.#storedIn(place, record)) && (before || !isBase(place.delivered))) return false;
+      put.set(record, place.node);
+      this.#ids.set(place.node, idOf(record));
+      this.records.set(idOf(record), { ...record, isSent: false });
+      if (place.put(record.value)) return true;
+      before ? this.records.set(idOf(record), before) : this.records.delete(idOf(record));
+      return false;
+    };
+    for (const record of records) if (!puts(record)) left.push(record);
+    // A handler may have drawn a part of the form anew, at once or when the server has answered.
+    const again = () => { for (const record of records) if (same(this.records.get(idOf(record))?.value, record.value) || left.includes(record)) puts(record); };
+    again();
+    for (const ms of [0, 500, 2_000]) setTimeout(() => this.#listening && again(), ms);
+    this.changed();
+    return left.filter(record => !this.records.has(idOf(record)) || !this.shows(record));
+  }
+
+  plain({ mark }, value) { return mark === null ? String(value ?? '') : value ? mark : ''; }
+
+  /** By name. */
+  show(records) {
+    const all = Object.create(null);
+    for (const { name, mark, value } of records) (all[name] ??= []).push(mark === null ? value : { value: mark, on: value });
+    return { ...all };
+  }
+
+  // -- hearing
+
+  listen() {
+    if (this.#uses++) return;
+    this.#listening = new AbortController();
+    const root = own(this.form, 'getRootNode')(), options = { signal: this.#listening.signal, capture: true };
+    const on = (types, hears) => { for (const type of types) root.addEventListener(type, hears, options); };
+    on(['focusin', 'pointerdown'], () => this.notes());
+    on(['keydown', 'beforeinput'], ({ target }) => this.#hears(target) && this.#places(nameOf(target)).forEach(it => this.#note(it)));
+    on(['click'], event => this.#click(event));
+    // Programs and frameworks tell of their changes, too. A `change` may tell of a text that a script has written since.
+    on(['input'], ({ isTrusted, target }) => isTrusted && target !== this.#byProgram && this.#hear(target));
+    on(['doclock-typed'], ({ target }) => this.#hear(target));   // an editor of the page
+    on(['reset'], ({ target }) => target === this.form && this.#isReset && setTimeout(() => this.#reset()));
+    // Typed before this script was there.
+    const { activeElement } = root;
+    if (activeElement && this.#hears(activeElement) && this.#isKept(activeElement)) {
+      for (const it of this.#places(nameOf(activeElement))) if (it.field === activeElement && it.delivered !== undefined) this.#before.set(it.node, it.delivered);
+    }
+  }
+
+  /** The last user ends it, or `all` at once: the form shows another document. */
+  close(all = false) {
+    this.#uses = all ? 0 : Math.max(this.#uses - 1, 0);
+    if (this.#uses) return;
+    this.#listening?.abort();
+    this.#listening = null;
+  }
+
+  #hears(target) { return target instanceof Element && (target.form === this.form || own(this.form, 'contains')(target)); }
+  hear(event) { return this.#hears(event.target); }
+
+  #note(place) { if (!this.records.has(this.#ids.get(place.node))) this.#before.set(place.node, place.value); }
+
+  /** The values of now are those before the next input. */
+  notes() { for (const it of this.#places()) this.#note(it); }
+
+  saved(values, names) {
+    super.saved(values, names);
+    this.#shown = this.#all;
+  }
+
+  // A click by a program ticks a box, too; and then the browser itself tells the change.
+  #click({ isTrusted, target }) {
+    const field = target.closest?.('label')?.control ?? target;
+    if (!isTrusted) this.#byProgram = field;
+    else if (target.closest?.('[type=reset]')?.form === this.form) this.#isReset = true;
+    setTimeout(() => { this.#byProgram = null; this.#isReset = false; });
+  }
+
+  #reset() {
+    for (const [id, record] of this.records) if (this.#find(record) && same(this.#find(record).value, record.base)) this.records.delete(id);
+    this.changed();
+  }
+
+  #hear(target) {
+    if (!this.#hears(target) || !this.#isKept(target)) return;
+    this.#take(target);
+    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target));   // a mask may write it in another way
+  }
+
+  #take(target) {
+    const isRadio = target.type === 'radio';
+    for (const place of this.#places(nameOf(target)).filter(it => it.field === target || isRadio && it.field.type === 'radio')) {
+      const at = this.#recordOf(place), id = idOf(at), known = this.records.get(id), { value } = place;
+      const base = known ? known.base : this.#before.has(place.node) ? this.#before.get(place.node) : place.delivered ?? (at.mark === null ? '' : false);
+      if (known && same(known.value, value)) continue;
+      if (same(value, base)) this.records.delete(id);
+      else {
+        this.records.set(id, { ...at, base, value });
+        this.#ids.set(place.node, id);
+      }
+    }
+    this.changed();
+  }
+
+  // -- opening and closing
 
   /** The text of the label of the field with this name. */
   label(name) {
-    const label = this.#all.find(it => it.name === name)?.labels?.[0]?.cloneNode(true);
+    const label = this.#elements.find(it => nameOf(it) === name)?.labels?.[0]?.cloneNode(true);
     for (const control of label?.querySelectorAll('textarea, select, button') ?? []) control.remove();
     return label?.textContent.trim() || name;
   }
 
-  /** Opens what was closed, or makes all fields read-only, so that their text can still be read and copied. */
+  /** The editors of the page write their texts into their fields. */
+  read() { own(this.form, 'dispatchEvent')(new CustomEvent('doclock-read', { bubbles: true })); }
+
+  /** Opens what was closed, or closes all fields, so that their text can still be read and copied. */
   open(isOpen) {
-    for (const field of this.#all) {
-      const closed = field.getAttribute(CLOSED);
+    if (!isOpen) this.#observe();
+    this.#hearPage(this.#observer?.takeRecords() ?? []);
+    for (const field of [...this.#elements, ...this.#rich]) {
+      const [closed, before] = field.getAttribute(CLOSED)?.toLowerCase().split(':') ?? [];
       if (isOpen && closed) {
-        field[closed] = false;
+        closed === 'contenteditable' ? field.setAttribute(closed, before) : field.removeAttribute(closed);
         field.removeAttribute(CLOSED);
       }
-      const hasText = field.matches('textarea, input') && !WITHOUT_TEXT.includes(field.type), how = hasText ? 'readOnly' : 'disabled';
-      if (isOpen || field[how] || !('form' in field) || ['fieldset', 'output', 'hidden', 'button'].includes(field.type)) continue;
-      field[how] = true;
-      field.setAttribute(CLOSED, how);
+      const hasText = field.matches('textarea, input') && !WITHOUT_TEXT.includes(field.type);
+      const how = isRich(field) ? 'contenteditable' : hasText ? 'readonly' : 'disabled', is = field.getAttribute(how);
+      if (isOpen || closed || (isRich(field) ? is === 'false' : is !== null || ['fieldset', 'output', 'hidden', 'button', 'object'].includes(field.type ?? field.localName))) continue;
+      field.setAttribute(how, isRich(field) ? 'false' : '');
+      field.setAttribute(CLOSED, isRich(field) ? `${how}:${is}` : how);
+    }
+    this.#observer?.takeRecords();
+    if (isOpen !== this.#isOpen) own(this.form, 'dispatchEvent')(new CustomEvent('doclock-close', { bubbles: true, detail: { isClosed: !isOpen } }));
+    this.#isOpen = isOpen;
+  }
+
+  #observe() {
+    if (this.#observer) return;
+    this.#observer = new MutationObserver(all => this.#hearPage(all));
+    this.#observer.observe(own(this.form, 'getRootNode')(), { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
+  }
+
+  /** What the page disables itself while the form is closed stays so. */
+  #hearPage(all) {
+    for (const { target, attributeName } of all) {
+      if (target.getAttribute(CLOSED)?.toLowerCase().split(':')[0] === attributeName) target.removeAttribute(CLOSED);
     }
   }
 }
+
+// ---- the lock -------------------------------------------------------------------------------
 
 const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost', 'waiting', 'busy',
   'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking', 'askProblem'];
@@ -635,17 +974,24 @@ export class DocLock extends EventTarget {
   answer(id, answer, message = '') { return this.#lock.answer(id, answer, message); }
 
   async keep(source, options = {}) {
-    let isTyped = false;
-    const hears = () => { isTyped = true; }, isForm = source instanceof HTMLFormElement;
+    const isForm = source instanceof HTMLFormElement, fields = options.fields ?? (isForm ? new Fields(source) : null);
     // The browser should not put the text of an earlier visit over the stored one.
-    if (isForm) source.setAttribute('autocomplete', 'off');
-    if (isForm) source.addEventListener('input', hears);
-    const isKeeping = import('./keep.js').then(({ keep }) => keep(this, this.#lock, source, options, isTyped), error => {
+    if (isForm) own(source, 'setAttribute')('autocomplete', 'off');
+    fields?.listen();
+    return import('./keep.js').then(({ keep }) => keep(this, this.#lock, fields ?? source, options), error => {
       options.onproblem?.('unavailable', error);   // a server of the release before does not have the file
       const nothing = async () => {};
-      return { changed() {}, saved: nothing, discard: nothing, flush: nothing, close() {} };
+      return { problem: 'unavailable', changed() {}, saved: nothing, discard: nothing, flush: nothing, close() { fields?.close(); } };
     });
-    return isKeeping.finally(() => isForm && source.removeEventListener('input', hears));
+  }
+
+  /** For a form that the browser has sent with this token and version: the version that it has stored, or `null`. */
+  wasSaved(sent) { return wasSaved(this.url, sent); }
+
+  /** The text that this browser has sent, and the server has saved, is kept no longer: for a page without its form. */
+  static async settleKept(url) {
+    await DocLock.look(url);
+    return (await import('./keep.js')).settle(me, absolute(url), sent => wasSaved(absolute(url), sent));
   }
 
   static async clearKept(ask) { return (await import('./keep.js')).clear(me, ask); }
@@ -673,13 +1019,14 @@ export class DocLock extends EventTarget {
       asked = performance.now();
       this.acquire();
     };
-    const fields = target instanceof HTMLFormElement ? new Fields(target) : null, root = fields ? target.getRootNode() : target;
+    const fields = target instanceof HTMLFormElement ? new Fields(target) : null, root = fields ? own(target, 'getRootNode')() : target;
     const hears = event => { if (!fields || fields.hear(event)) asks(); };
-    if (fields) target.setAttribute('autocomplete', 'off');   // as `keep`
+    if (fields) own(target, 'setAttribute')('autocomplete', 'off');   // as `keep`
     root.addEventListener('input', hears);
     const draws = () => {
-      if (target.dataset && this.#isClosed) delete target.dataset.doclock;
-      else if (target.dataset) target.dataset.doclock = this.state;
+      const data = fields ? own(target, 'dataset') : target.dataset;
+      if (data && this.#isClosed) delete data.doclock;
+      else if (data) data.doclock = this.state;
       fields?.open(this.#isClosed || !['held', 'mine_elsewhere', 'frozen'].includes(this.state));
     };
     this.addEventListener('change', draws);
@@ -691,11 +1038,11 @@ export class DocLock extends EventTarget {
 
   headers() { return this.#lock.headers(); }
   address(url) { return this.#lock.address(url); }
-  saved(answer) { this.#lock.saved(versionIn(headerOf(answer, 'ETag'))); }
+  saved(answer, saves = true) { this.#lock.saved(versionIn(headerOf(answer, 'ETag')), saves); }
   async refused(answer) { return this.#lock.refused({ status: answer.status, body: await problemIn(answer) }); }
 
   /** `locks`: other `DocLock`s that this request needs as well. */
-  async fetch(url, init = {}, { releases = false, saves = true, locks = [] } = {}) {
+  async fetch(url, init = {}, { releases = false, saves = !/^patch$/i.test(init.method ?? url.method), locks = [] } = {}) {
     return this.#lock.fetch(bare(url), init, { releases, saves }, locks.map(it => it.#lock));
   }
 }
@@ -772,6 +1119,8 @@ class PageLock {
   get busy() { return this.#asks > 0; }
   get offline() { return this.#api.offline; }
   get person() { return this.#person; }
+  get ahead() { return ahead; }
+  wasSaved(sent) { return wasSaved(this.url, sent); }
   get problem() { return this.#problem ?? this.#api.problem; }
 
   // -- asking, waiting and giving up
@@ -1009,6 +1358,7 @@ class PageLock {
     this.#learn(answer, opened);
     if (answer.ok) {
       if (['login_required', 'person_changed'].includes(this.#problem?.code) && this.#isOfPerson(answer)) this.#problem = null;
+      if (this.lost && answer.person && this.#isOfPerson(answer)) this.lost.isBack = true;   // has logged in again
       this.#named(answer);
       this.#saw(standing(answer));
       if (this.asking && answer.body.ask?.ask === this.asking.id) this.#isAsking(answer, answer.body.ask);
@@ -1173,14 +1523,14 @@ class PageLock {
     };
   }
 
-  #answered(isSaved) {
-    if (this.#foreign) this.#tell('written', { request: this.#foreign, isSaved });
+  #answered(saves) {
+    if (this.#foreign) this.#tell('written', { request: this.#foreign, saves });
     this.#foreign = null;
   }
 
-  saved(version) {
-    this.#wrote(version, true);
-    this.#answered(true);
+  saved(version, saves) {
+    this.#wrote(version, saves);
+    this.#answered(saves);
     this.#changed();
   }
 
@@ -1211,7 +1561,7 @@ class PageLock {
       isDone = response.ok && !response.redirected;   // a redirect may lead to a login page
       if (isDone && writes && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
       return response;
-    }).finally(() => isSave && this.#tell('written', { request, isSaved: isDone }));
+    }).finally(() => isSave && this.#tell('written', { request, saves: isDone && saves }));
     for (const lock of locks) lock.#sent.add(sent);
     const response = await sent.finally(() => { for (const lock of locks) lock.#sent.delete(sent); });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
@@ -1433,16 +1783,23 @@ if (globalThis.document) {   // a server that renders pages may import this file
     isLeft = true;
     PageLock.leave();
   };
+  let cleared = null;
   addEventListener('pagehide', leave);
   addEventListener('pagehide', () => {
     leave();
     leaveTab();
+    cleared = clearedKept();
     otherTabs?.close();
     otherTabs = null;
     Feed.each('leave');   // a page in the back/forward cache has no stream
   });
   addEventListener('pageshow', ({ persisted }) => {
     isLeft = false;
+    // The texts of this browser were cleared while the page was in the back/forward cache: the next person may not see its text.
+    if (persisted && cleared !== clearedKept()) {
+      document.documentElement.hidden = true;
+      return location.reload();
+    }
     if (persisted) {
       [tab, page] = [nameTab(), uuid()];
       meetOtherTabs();

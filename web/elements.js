@@ -7,12 +7,13 @@
 // `doclock-form` locks the document of the form in it, and says what happens to the lock. `doclock-badge` says in a list who is
 // editing. The guide has their attributes; types are in elements.d.ts.
 
-import { DocLock, Fields, place, versionIn } from './client.js';
+import { DocLock, Fields, isPost, own, place, versionIn } from './client.js';
 
 const AGAIN_MS = 1_000;    // a second submit within this time is a double click
 const SETTLED_MS = 400;    // a click within this time may be meant for the button that stood there before
 const SLOW_MS = 1_000;     // after this time without an answer, the person is told
 const PASSED_MS = 30_000;  // how long a save may take that hands the document over
+const PAST_MS = 5_000;     // the lock of a page that was left is released by then
 const LEAVING_MS = 5_000;  // after a submit, the page is probably about to go
 
 // ---- the texts ------------------------------------------------------------------------------
@@ -119,12 +120,12 @@ const Base = globalThis.HTMLElement ?? class {};
 
 // ---- the form -------------------------------------------------------------------------------
 
-// A form that was sent to be saved and handed over may be followed by a page with the same form. It was saved if that page shows
-// another version.
+// A form that was sent to be saved and handed over may be followed by a page with the same form. It was saved if that page is no
+// refusal, and shows another version; or if nothing in it was another text than the stored one.
 const passed = {
   at: 'doclock-passed',
-  set({ url, version }) {
-    try { sessionStorage.setItem(this.at, JSON.stringify({ url, version, sent: Date.now() })); } catch { /* the person keeps the lock */ }
+  set({ url, version }, isSame) {
+    try { sessionStorage.setItem(this.at, JSON.stringify({ url, version, isSame, sent: Date.now() })); } catch { /* the person keeps the lock */ }
   },
   forget() { try { sessionStorage.removeItem(this.at); } catch { /* as above */ } },
   take({ url, version }) {
@@ -132,41 +133,49 @@ const passed = {
     try { last = JSON.parse(sessionStorage.getItem(this.at)); } catch { /* as above */ }
     if (last?.url !== url) return false;
     this.forget();
-    return last.version !== version && Date.now() - last.sent < PASSED_MS;
+    const isRefusal = performance.getEntriesByType('navigation')[0]?.responseStatus >= 400;
+    return !isRefusal && (last.isSame || last.version !== version) && Date.now() - last.sent < PASSED_MS;
   },
 };
 
-const fieldsOf = new WeakMap();   // by form: they know what was typed, also if the element is removed and put back
+// By form: they know what was typed, also if the element is removed and put back; not if the form shows another document.
+const known = new WeakMap();
+function fieldsOf(form, url) {
+  if (known.get(form)?.url !== url) known.set(form, { url, fields: new Fields(form) });
+  return known.get(form).fields;
+}
 
 /** One form and the lock of its document. `draw` is called at each change. */
 class Editing {
   lock; fields; kept = [];   // texts that were typed earlier
   stale = null;              // the version that is stored instead of the one in this form; '' if it is not known
   #form; #element; #draw; #explain; #isLazy; #keeper = null;
-  #isKept = true; #saved = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false; #writesTo = null;
+  #kept = null; #saved = null; #sent = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false; #writesTo = null;
   #passing = null;           // a save under way that hands the document over: its request, if a script sends it
   #arrives = false;          // this page follows such a save
   #began = performance.now(); #submitted = -Infinity; #left = -Infinity;
   #addresses = new Map();    // by element: the name of its attribute, its own address, and the one that was written here
   #ends = new AbortController();
+  #hears = () => this.#draw();
 
   /** Throws if the address of the lock is wrong. */
   constructor(element, form, draw, explain) {
     [this.#element, this.#form, this.#explain] = [element, form, explain];
     this.#draw = () => { if (!this.#ends.signal.aborted) draw(); };
     const url = element.getAttribute('lock'), { signal } = this.#ends;
-    this.fields = fieldsOf.get(form) ?? new Fields(form);
-    fieldsOf.set(form, this.fields);
     if (!url) throw new TypeError('The attribute `lock` is missing.');
     this.#isLazy = element.getAttribute('on') === 'input';
-    form.setAttribute('autocomplete', 'off');   // the browser should not put the text of an earlier visit over the stored one
+    own(form, 'setAttribute')('autocomplete', 'off');   // the browser should not put the text of an earlier visit over the stored one
     this.lock = DocLock.open(url, {
-      ...this.#isLazy && { on: form }, version: this.#named(form.getAttribute('action')) ?? element.getAttribute('version'),
+      ...this.#isLazy && { on: form }, version: this.#named(own(form, 'getAttribute')('action')) ?? element.getAttribute('version'),
       onheld: () => this.#holds(),
-      onstale: ({ version }) => { this.stale = version ?? ''; this.#draw(); },
+      onstale: ({ version }) => { if (!version || version !== this.lock.version) this.stale = version ?? ''; this.#draw(); },
       onsaved: ({ by }) => this.#hear(by ?? ''),
       onchange: this.#draw,
     });
+    this.fields = fieldsOf(form, this.lock.url);
+    this.fields.listen();
+    this.fields.hears.add(this.#hears);
     this.#arrives = passed.take(this.lock) && !this.#isLazy && !element.hasAttribute('unsaved');
     if (this.lock.token) this.lock.acquire();   // of an earlier form or element of this page, which is about to give it up
     if (element.getAttribute('keep') !== 'no') this.#keep();
@@ -177,13 +186,15 @@ class Editing {
   #keep() {
     this.#keeper = this.lock.keep(this.#form, {
       onkept: text => { this.kept.push(text); this.#draw(); },
-      onproblem: () => { this.#isKept = false; this.#draw(); },
-      isUnsaved: this.#element.hasAttribute('unsaved'),
+      isUnsaved: this.#element.hasAttribute('unsaved'), fields: this.fields,
     });
+    this.#keeper.then(keeper => { this.#kept = keeper; this.#draw(); });
   }
 
+  get #isKept() { return !this.#kept?.problem; }
+
   #listen(signal) {
-    const root = this.#form.getRootNode();
+    const root = own(this.#form, 'getRootNode')();
     // In the capture phase, because other listeners may read the address.
     root.addEventListener('submit', event => event.target === this.#form && this.#submit(event), { signal, capture: true });
     root.addEventListener('input', event => {
@@ -192,31 +203,47 @@ class Editing {
       this.#draw();
     }, { signal });
     document.addEventListener('visibilitychange', this.#draw, { signal });
-    addEventListener('pageshow', ({ persisted }) => persisted && this.#staysHere(), { signal });   // Back
+    addEventListener('pageshow', ({ persisted }) => persisted && this.#comesBack(), { signal });
+    this.lock.addEventListener('forgotten', () => { this.kept = []; this.#draw(); });
     // A request of a script: the page stays.
     const sent = new Map();
     this.lock.addEventListener('writing', ({ detail }) => {
       sent.set(detail, this.fields.values);
       if (this.#passing) this.#passing.request ??= detail;
     });
-    this.lock.addEventListener('written', ({ detail }) => {
-      if (detail.isSaved && sent.has(detail.request)) {
-        this.fields.saved(sent.get(detail.request));
-        this.#element.removeAttribute('unsaved');
-      }
-      sent.delete(detail.request);
-      if (this.#passing?.request !== detail.request) return;
+    this.lock.addEventListener('written', ({ detail: { request, saves } }) => {
+      if (saves && sent.has(request)) this.#isSaved(sent.get(request), saves);
+      sent.delete(request);
+      if (this.#passing?.request !== request) return;
       this.#staysHere();
-      if (detail.isSaved && !this.hasUnsaved) this.lock.release();
+      if (saves && !this.hasUnsaved) this.lock.release();
     });
+  }
+
+  #isSaved(values, names) {
+    this.fields.saved(values, names);
+    if (names === true) this.#element.removeAttribute('unsaved');
+  }
+
+  /** By Back, from the page that has followed the form: if that was saved, this page shows what is stored. */
+  async #comesBack() {
+    this.#staysHere();
+    const sent = this.#sent, version = sent && await this.lock.wasSaved(sent);
+    this.#sent = null;
+    if (!version) return;
+    this.#isSaved(sent.values, true);
+    if (this.stale === version || this.stale === null && this.lock.version === sent.version) this.shows(version);
+    this.#draw();
   }
 
   close() {
     this.#ends.abort();
+    this.fields.hears.delete(this.#hears);
+    this.fields.close(known.get(this.#form)?.fields !== this.fields);
     this.fields.open(true);
-    for (const [node, { name, own, ours }] of this.#addresses) {
-      if (node.getAttribute(name) !== ours) continue;   // the page has set another one
-      own === null ? node.removeAttribute(name) : node.setAttribute(name, this.#withVersion(own));
+    for (const [node, { name, before, ours }] of this.#addresses) {
+      if (own(node, 'getAttribute')(name) !== ours) continue;   // the page has set another one
+      before === null ? own(node, 'removeAttribute')(name) : own(node, 'setAttribute')(name, this.#withVersion(before));
     }
     this.#keeper?.then(keeper => keeper.close());
     this.lock.close();
@@ -244,7 +271,7 @@ class Editing {
   get isOpen() { return Boolean(this.lock.token) && this.stale === null; }
   /** True if a text that was typed earlier can be put into the fields. */
   get takesText() { return this.#isLazy || this.isOpen; }
-  get hasUnsaved() { return this.#element.hasAttribute('unsaved') || this.fields.isTyped(); }
+  get hasUnsaved() { return this.#element.hasAttribute('unsaved') || this.fields.records.size > 0; }
 
   // -- what the person does
 
@@ -307,20 +334,17 @@ class Editing {
 
   /** The button that Enter presses. */
   get #button() {
-    const all = [...Reflect.get(HTMLFormElement.prototype, 'elements', this.#form)];
-    return all.find(it => it.type === 'submit' && !it.disabled) ?? null;
+    return [...own(this.#form, 'elements')].find(it => it.type === 'submit' && !it.disabled) ?? null;
   }
 
-  /** What is typed can be saved first, or nothing is typed. */
-  get canPass() { return this.hasUnsaved ? this.isOpen && this.#isPost(this.#button) : Boolean(this.lock.token); }
+  get canPass() { return this.isOpen && isPost(this.#form, this.#button); }
 
-  /** Gives the document to the next waiter, after the form is saved. A save that is refused gives nothing away. */
+  /** Gives the document to the next waiter, after the form is saved: an editor of the page may have text of which nobody knows. */
   pass() {
     if (!this.canPass) return;
-    if (!this.hasUnsaved) return this.lock.release();
     const before = this.#left;
     this.#passing = { request: null };
-    this.#form.requestSubmit(this.#button);
+    own(this.#form, 'requestSubmit')(this.#button);
     if (!(this.#left > before)) this.#staysHere();   // the browser may have found a mistake in the form
   }
 
@@ -353,14 +377,20 @@ class Editing {
 
   async #submit(event) {
     const { submitter } = event;
-    if (!this.#isPost(submitter)) return;
+    if (!isPost(this.#form, submitter)) return;
+    this.fields.read();
     const isAgain = this.#isAsking || performance.now() - this.#submitted < AGAIN_MS;
     if (this.isOpen && !isAgain) {
       this.#left = performance.now();
-      if (this.#passing) passed.set(this.lock);
+      const { token, version } = this.lock, isPassing = Boolean(this.#passing);
+      if (isPassing) passed.set(this.lock, false);
       setTimeout(this.#draw, LEAVING_MS + 50);
       setTimeout(() => {   // the page may check its fields, or send the form itself
-        if (!event.defaultPrevented) return void (this.#submitted = performance.now());
+        if (!event.defaultPrevented) {
+          this.#sent = { token, version, values: this.fields.values };
+          if (isPassing && !this.hasUnsaved && !this.fields.isChanged) passed.set({ ...this.#sent, url: this.lock.url }, true);
+          return void (this.#submitted = performance.now());
+        }
         this.#left = -Infinity;
         this.#passing?.request ? passed.forget() : this.#staysHere();
       });
@@ -375,12 +405,10 @@ class Editing {
     if (!this.lock.token) await this.lock.acquire();
     this.#isAsking = false;
     if (this.#ends.signal.aborted) return;
-    if (this.isOpen) return this.#form.requestSubmit(submitter?.form === this.#form ? submitter : null);
+    if (this.isOpen) return own(this.#form, 'requestSubmit')(submitter?.form === this.#form ? submitter : null);
     this.#draw();
     this.#explain();
   }
-
-  #isPost(submitter) { return /^post$/i.test(submitter?.getAttribute('formmethod') ?? this.#form.getAttribute('method') ?? ''); }
 
   /** The version in this address. */
   #named(address) {
@@ -397,15 +425,15 @@ class Editing {
   #address(submitter = null) {
     const places = [[this.#form, 'action'], ...submitter?.hasAttribute('formaction') ? [[submitter, 'formaction']] : []];
     for (const [node, name] of places) {
-      const written = node.getAttribute(name), known = this.#addresses.get(node);
+      const written = own(node, 'getAttribute')(name), known = this.#addresses.get(node);
       // The page has set another address, perhaps with the text of another version.
       const named = this.#named(written);
       if (known && written !== known.ours && named && named !== this.lock.version) this.shows(named);
-      const own = known && written === known.ours ? known.own : written;
+      const before = known && written === known.ours ? known.before : written;
       let ours;
       try { ours = this.lock.address(written || location.href); } catch { continue; }   // of another site, which should not learn of the lock
-      this.#addresses.set(node, { name, own, ours });
-      if (ours !== written) node.setAttribute(name, ours);
+      this.#addresses.set(node, { name, before, ours });
+      if (ours !== written) own(node, 'setAttribute')(name, ours);
     }
   }
 
@@ -414,7 +442,7 @@ class Editing {
   /** Before each drawing: opens or closes the fields, and writes the address, because a script may submit the form without an event. */
   settle() {
     if (!this.#isLazy) this.fields.open(this.isOpen);   // the lock itself closes a lazy form
-    if (this.isOpen && this.#isPost()) this.#address();
+    if (this.isOpen && isPost(this.#form)) this.#address();
     if (!this.lock.token && this.lock.state !== 'unknown') this.#arrives = false;   // somebody else was quicker
   }
 
@@ -439,7 +467,8 @@ class Editing {
     if (lock.mayTakeOver || state === 'mine_elsewhere') does.push('takeOver');
     if (lost) {
       if (performance.now() - this.#left < LEAVING_MS) return {};
-      return { kind: 'bad', says: this.#loss(lost), more: trouble || asked || (lost.reason ? ['reason', lost] : unsaved), does };
+      const says = this.#loss(lost), more = trouble?.[0] === says[0] ? null : trouble;
+      return { kind: 'bad', says, more: more || asked || (lost.reason ? ['reason', lost] : unsaved), does };
     }
     if (this.#saved !== null) return { kind: 'info', says: ['saved', { by: this.#saved }], more: trouble || asked || ['held', 'mine_elsewhere', 'frozen'].includes(state) && this.#standing(), does: [...does, 'stored'] };
     if (state === 'held') return { kind: 'info', says: this.#standing(), more: trouble || asked || lock.waiting && ['waiting'], does };
@@ -469,9 +498,9 @@ class Editing {
   }
 
   #loss({ kind, by }) {
-    if (['person_changed', 'session_ended'].includes(kind)) return [kind];
+    if (kind === 'person_changed' || kind === 'session_ended' && !this.lock.lost.isBack) return [kind];
     if (['held', 'mine_elsewhere', 'frozen'].includes(this.lock.state)) return this.#standing();
-    return [kind, { by }];
+    return [kind === 'session_ended' ? 'unknown' : kind, { by }];
   }
 
   get labels() {
@@ -487,6 +516,7 @@ const LOOKS = globalThis.document && styled(`
     background: Canvas; color: CanvasText; overflow-wrap: anywhere;
   }
   section[data-kind=""] { margin: 0; border: 0; padding: 0 }   /* not hidden: a screen reader listens to what is there already */
+  .top { position: sticky; inset-block-start: 0; z-index: 2; max-block-size: 50vh; overflow: auto }
   section[data-kind=bad] { border-color: #b3261e }
   section[data-kind=warn] { border-color: #8a5a00 }
   p, dl { margin: 0 0 .4rem }
@@ -528,7 +558,7 @@ class DocLockForm extends Base {
     const line = (name, enters) => this.#parts[name + 'Label'] = make('label', { hidden: true }, make('span', {}), part(name, 'input', {
       maxLength: LONGEST, autocomplete: 'off', dir: 'auto', onkeydown: event => { if (event.key === 'Enter' && !event.isComposing && event.keyCode !== 229 && !event.repeat) this.#press(event, enters); },
     }));
-    this.shadowRoot.append(
+    this.shadowRoot.append(make('div', { className: 'top' },
       part('bar', 'section', {},
         this.#parts.told = told(part('says', 'p', { tabIndex: -1 }), part('more', 'p')),
         line('why', 'send'),
@@ -536,7 +566,7 @@ class DocLockForm extends Base {
           part('stored', 'a', { hidden: true, onclick: event => { if (this.#isHasty(event)) event.preventDefault(); } }))),
       part('asks', 'section', {},
         told(part('asksSays', 'p')), line('word', 'soon'),
-        make('div', { className: 'buttons' }, ...OF_ASK.map(button))),
+        make('div', { className: 'buttons' }, ...OF_ASK.map(button)))),
       part('kept', 'section', {},
         told(part('keptAt', 'p'), part('keptOn', 'p')), part('differences', 'dl'),
         make('div', { className: 'buttons' }, ...OF_TEXT.map(button))),
@@ -626,7 +656,7 @@ class DocLockForm extends Base {
     this.#drawLine('why', asks);
     parts.stored.href = this.getAttribute('page') ?? location.pathname + location.search;
     parts.stored.target = editing?.hasUnsaved ? '_blank' : '';   // what was typed stays here
-    const text = editing?.takesText ? editing.kept[0] : null;
+    const text = editing?.kept[0];
     this.#drawKept(text);
     const asked = editing?.asked;
     this.#drawAsk(asked);
@@ -634,7 +664,7 @@ class DocLockForm extends Base {
     this.#drawTitle(news && document.hidden ? say(this, ...news) : null);
     this.#settles('bar', ...does);
     this.#settles('asks', asked?.id, asked?.answer);
-    this.#settles('kept', text?.at);
+    this.#settles('kept', text?.at, editing?.takesText);
     if (focused && !focused.checkVisibility()) this.#explain();   // the focus would be lost with its button
   }
 
@@ -665,7 +695,7 @@ class DocLockForm extends Base {
     put(parts.keptOn, text?.version && !text.isCurrent ? say(this, 'older') : '');
     for (const name of OF_TEXT) {
       put(parts[name], say(this, name));
-      reveal(parts[name], Boolean(text) && !(text.left && name === 'restore'));
+      reveal(parts[name], Boolean(text) && !(name === 'restore' && (text.left || !this.#editing.takesText)));
     }
     const shown = text?.differences.filter(({ name }) => !text.left || Object.hasOwn(text.left, name));
     const rows = shown?.flatMap(({ name, kept, now }) => [
@@ -677,9 +707,10 @@ class DocLockForm extends Base {
   // The tab of a page that has waited says that its turn has come.
   #drawTitle(news) {
     if (!news && this.#title === null) return;
-    const title = this.#title ?? document.title;
-    this.#title = news ? title : null;
-    document.title = news ? `● ${news} ${title}` : title;
+    // A title that the page has set meanwhile is its own.
+    const [before, ours] = this.#title ?? [], title = document.title === ours ? before : document.title;
+    if (news || document.title === ours) document.title = news ? `● ${news} ${title}` : title;
+    this.#title = news ? [title, document.title] : null;
   }
 }
 
@@ -785,6 +816,16 @@ class DocLockBadge extends Base {
   }
 }
 
-for (const [name, element] of [['doclock-form', DocLockForm], ['doclock-badge', DocLockBadge]]) {
+// ---- a page that follows a form, and has none -------------------------------------------------
+
+class DocLockSaved extends Base {
+  connectedCallback() {
+    const url = this.getAttribute('lock'), settles = () => this.isConnected && DocLock.settleKept(url).catch(error => console.error('doclock-saved:', error));
+    settles();
+    setTimeout(settles, PAST_MS);   // the server knows it when the lock of the page before has gone
+  }
+}
+
+for (const [name, element] of [['doclock-form', DocLockForm], ['doclock-badge', DocLockBadge], ['doclock-saved', DocLockSaved]]) {
   if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);   // this file may be loaded twice
 }

@@ -1,15 +1,16 @@
-// Keeps the text that a person types until it is saved: in the IndexedDB of this browser, by person and document, with
-// the text and the version of the document on which it was typed. `lock.keep` of client.js loads this file; its types are in
-// client.d.ts.
+// Keeps what a person types until it is saved: in the IndexedDB of this browser, by person and document, each field with the value
+// on which it was typed. `lock.keep` of client.js loads this file; its types are in client.d.ts.
+
+import { Typed, clearedKept, isPost, own, same } from './client.js';
 
 const DATABASE = 'doclock-kept', STORE = 'texts';
 const PAUSE_MS = 400;             // without a key, before the text is written
 const KEPT_MS = 30 * 86_400_000;  // browsers may forget sooner
 const MOST = 50;                  // texts of a browser; the oldest goes
-const LONGEST = 1_000_000;        // bytes of one text
+const LONGEST = 1_000_000;        // bytes of the typed values of one text
 const LIMIT_MS = 5_000;           // a database that does not answer in this time will not do so later
 
-// ---- the database: a record for each page with a text ---------------------------------------
+// ---- the database: a text for each page in which something was typed ------------------------
 
 const done = request => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
@@ -29,8 +30,11 @@ function inTime(work, otherwise = () => {}) {
 
 function open() {
   return inTime(new Promise((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);   // throws where storage is forbidden
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: ['person', 'url', 'id'] });
+    const request = indexedDB.open(DATABASE, 2);   // throws where storage is forbidden
+    request.onupgradeneeded = ({ oldVersion }) => {
+      if (oldVersion) request.result.deleteObjectStore(STORE);   // it does not say what a person has typed
+      request.result.createObjectStore(STORE, { keyPath: ['person', 'url', 'id'] });
+    };
     request.onblocked = () => reject(new DOMException('a tab of an older release has the database open', 'InvalidStateError'));
     request.onerror = () => reject(request.error);
     request.onsuccess = () => resolve(request.result);
@@ -65,127 +69,77 @@ async function within(mode, work) {
 
 const keyOf = ({ person, url, id }) => [person, url, id];
 const from = (...key) => IDBKeyRange.bound(key, [...key, []]);
+const put = text => within('readwrite', store => { store.put(text); });
+const remove = text => within('readwrite', store => { store.delete(keyOf(text)); });
+const textsOf = (person, url) => within('readonly', store => done(store.getAll(from(person, url))));
 
 /** Forgets what is old, and the oldest if there are too many. */
-async function clean() {
+async function clean(now) {
   const all = (await within('readonly', store => done(store.getAll()))).sort((a, b) => b.at - a.at);
-  const old = all.filter(({ at }, n) => n >= MOST || Date.now() - at > KEPT_MS);
+  const old = all.filter(({ at }, n) => n >= MOST || now - at > KEPT_MS);
   if (old.length) await within('readwrite', store => { for (const it of old) store.delete(keyOf(it)); });
+}
+
+/** The text without what the server has saved, if it was sent; `null` if nothing is left. */
+async function unsaved(text, wasSaved) {
+  if (!text.sent || !await wasSaved(text.sent)) return text;
+  const records = text.records.filter(it => !it.isSent), left = { ...text, records, sent: null };
+  await (records.length ? put(left) : remove(text));
+  return records.length ? left : null;
+}
+
+export async function settle(person, url, wasSaved) {
+  if (person) for (const text of await textsOf(person, url)) await unsaved(text, wasSaved);
 }
 
 const PROBLEMS = { QuotaExceededError: 'full', DataError: 'too_large' };
 
-// ---- a form as a value ----------------------------------------------------------------------
+// ---- editors that are no form, which tell of each change -------------------------------------
 
-const NEVER = ['password', 'file', 'hidden', 'submit', 'button', 'image', 'reset', 'fieldset', 'output'];
-const isTick = field => field.type === 'checkbox' || field.type === 'radio';
-// A field may have the name `elements`.
-const elementsOf = form => Reflect.get(HTMLFormElement.prototype, 'elements', form);
-const secrets = new WeakSet();   // fields that have been passwords: a button may show them
+class Told extends Typed {
+  #source; #before;
 
-function isSecret(field) {
-  if (field.type === 'password') secrets.add(field);
-  return secrets.has(field) || /password|one-time-code|\bcc-/.test(field.getAttribute('autocomplete') ?? '');
-}
-
-/** The fields of a form that are kept, by name; several fields may have one name. */
-function fieldsOf(form) {
-  const found = new Map();
-  for (const field of elementsOf(form)) {
-    const name = field.name || field.id;
-    if (isSecret(field) || !name || !('value' in field) || NEVER.includes(field.type) || field.closest('[data-doclock-keep=no]')) continue;
-    if (!found.has(name)) found.set(name, []);
-    found.get(name).push(field);
+  constructor(source) {
+    super();
+    this.#source = source;
+    this.notes();
   }
-  return found;
-}
 
-function valueOf(field) {
-  if (isTick(field)) return { value: field.value, on: field.checked };
-  if (field.type === 'select-multiple') return [...field.selectedOptions].map(option => option.value);
-  return field.value;
-}
+  #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
+  notes() { this.#before = this.#read(); }
+  read() {}
+  close() {}
 
-/** The value with which the page was delivered. */
-function defaultOf(field) {
-  if (isTick(field)) return { value: field.value, on: field.defaultChecked };
-  if (field.options) {
-    const chosen = [...field.options].filter(option => option.defaultSelected).map(option => option.value);
-    return field.type === 'select-multiple' ? chosen : chosen.at(-1) ?? field.value;
-  }
-  if (field.matches('textarea') || !field.defaultValue) return field.defaultValue || (/range|color/.test(field.type) ? field.value : '');
-  return Object.assign(document.createElement('input'), { type: field.type, value: field.defaultValue }).value;   // as the browser reads it
-}
-
-const hasDefault = field => field.defaultValue || field.defaultChecked || [...field.options ?? []].some(it => it.defaultSelected);
-
-/** As the browser does when a person types: React hears of no value that a script writes by the property of the field itself. */
-const puts = (field, name, value) => Reflect.set(Object.getPrototypeOf(field), name, value, field);
-
-/** Sets the field, if the value has a place there: the page may have changed since. */
-function sets(field, value) {
-  if (isTick(field)) {
-    if (value?.value !== field.value) return false;
-    if (field.checked === Boolean(value.on)) return true;
-    puts(field, 'checked', Boolean(value.on));
-    if (field.type === 'radio' && !value.on) return true;   // another one of its group is chosen
-    field.dispatchEvent(new Event('click', { bubbles: true }));   // changes nothing, and is what React hears
-  } else if (field.type === 'select-multiple') {
-    if (!Array.isArray(value)) return false;
-    for (const option of field.options) option.selected = value.includes(option.value);
-  } else {
-    if (typeof value !== 'string') return false;
-    const before = field.value;
-    puts(field, 'value', value);
-    if (lines(field.value) !== lines(value)) {   // such as a date in a field that is a number by now
-      puts(field, 'value', before);
-      return false;
+  hear() {
+    for (const [name, value] of Object.entries(this.#read())) {
+      const known = this.records.get(name), base = known ? known.base : Object.hasOwn(this.#before, name) ? this.#before[name] : undefined;
+      if (same(value, base)) this.records.delete(name);
+      else if (!same(known?.value, value)) this.records.set(name, { name, base, value });
     }
+    this.changed();
   }
-  for (const event of ['input', 'change']) field.dispatchEvent(new Event(event, { bubbles: true }));
-  return true;
+
+  stored({ name }) { return this.records.get(name)?.base ?? this.#read()[name]; }
+  shows({ name, value }) { return same(this.#read()[name], value); }
+  isFilled() { return false; }
+  adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it }); }
+
+  put(records) {
+    const fit = records.filter(it => this.shows(it) || same(this.stored(it), it.base)), before = new Map(this.records);
+    for (const it of fit) this.records.set(it.name, { ...it, isSent: false });
+    const left = fit.length ? this.#source.write(this.show(fit)) ?? {} : {};
+    for (const name of Object.keys(left)) before.has(name) ? this.records.set(name, before.get(name)) : this.records.delete(name);
+    this.changed();
+    return records.filter(it => !fit.includes(it) || Object.hasOwn(left, it.name));
+  }
+
+  plain(_, value) { return value && typeof value === 'object' ? JSON.stringify(value) : String(value ?? ''); }
+  show(records) { return Object.fromEntries(records.map(({ name, value }) => [name, value])); }
 }
-
-const lines = text => text.replace(/\r\n?/g, '\n');
-const all = (form, value) => Object.fromEntries([...fieldsOf(form)].map(([name, fields]) => [name, fields.map(value)]));
-
-const ofForm = form => ({
-  form,
-  read: () => all(form, valueOf),
-  // The browser may have put the text of an earlier visit into the fields, before any script runs. If the page was delivered
-  // with blank fields, a script has filled them; unless the person has typed into them since.
-  stored(isTyped) {
-    if ([...fieldsOf(form).values()].flat().some(hasDefault)) return all(form, defaultOf);
-    return isTyped ? {} : this.read();
-  },
-  write(values) {
-    const fields = fieldsOf(form), left = Object.create(null);
-    for (const [name, kept] of Object.entries(values)) {
-      const places = [...fields.get(name) ?? []];
-      for (const value of kept) {
-        const at = places.findIndex(field => sets(field, value));
-        if (at >= 0) places.splice(at, 1);
-        else (left[name] ??= []).push(value);
-      }
-    }
-    return { ...left };
-  },
-});
-
-// ---- comparing ------------------------------------------------------------------------------
-
-const plain = value => {
-  if (Array.isArray(value)) return value.map(plain).join('\n');
-  if (value && typeof value === 'object' && 'on' in value) return value.on ? value.value : '';
-  return typeof value === 'object' ? JSON.stringify(value) : String(value ?? '');
-};
-const at = (fields, name) => Object.hasOwn(fields, name) ? fields[name] : undefined;
-const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-const typedIn = ({ fields, base }) => Object.keys(fields).filter(name => !same(fields[name], at(base, name)));
 
 // ---- keeping --------------------------------------------------------------------------------
 
-const keepers = new Set();
+const keepers = new Set();   // also closed ones, until they have written
 const forget = person => { for (const keeper of [...keepers]) keeper.forgets(person); };
 
 let others = null;   // the other tabs: a person may clear the texts in one of them
@@ -203,49 +157,49 @@ if (globalThis.document) {
 }
 
 class Keeper {
-  #lock; #page; #source; #options; #timer;
+  problem = null;
+  #lock; #page; #typed; #options; #timer;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
-  #stored;              // the text that is stored, as far as this page knows
-  #own = null;          // the typed text as it is to be kept; `null`: there is none
-  #isTyped = false;     // something may have been typed since the last write
-  #reading = null; #writing = null; #isDue = false; #isTold = false;
-  #sent = new Map();    // what the page showed when each save was sent
+  #own = null;          // the text as it is to be kept; `null`: there is none
+  #sent = null;         // the token and the version with which it was sent last
+  #isDue = false; #reading = null; #writing = null; #isTold = false; #isForgotten = false;
+  #offers = new Set();
   #ends = new AbortController();
   #release = () => {};
+  #hears = () => this.#due();
 
-  constructor(lock, page, source, options, isTyped) {
-    const { signal } = this.#ends, flush = () => this.flush();
+  constructor(lock, page, source, options) {
+    const { signal } = this.#ends, flush = () => this.flush(), sent = new Map();
     [this.#lock, this.#page, this.#options] = [lock, page, options];
-    this.#source = source.read ? source : ofForm(source);
-    const { form } = this.#source;
-    this.#stored = options.isUnsaved || isTyped && !form ? {} : this.#source.stored?.(isTyped) ?? this.#read();
-    this.#isTyped = Boolean(options.isUnsaved) || isTyped || !same(this.#stored, this.#read());
+    const typed = this.#typed = source instanceof Typed ? source : new Told(source), { form } = typed;
+    typed.hears.add(this.#hears);
     if (form) {
-      // Fields may stand outside of their form.
-      const hears = ({ target }) => { if (target.form === form || form.contains(target)) this.changed(); };
-      for (const event of ['input', 'change', 'reset']) form.getRootNode().addEventListener(event, hears, { signal });
-      form.ownerDocument.addEventListener('submit', event => {
-        if (event.target !== form || event.defaultPrevented) return;
-        this.#take(true);
-        this.#write();
+      own(form, 'ownerDocument').addEventListener('submit', event => {
+        if (event.target !== form || event.defaultPrevented || !isPost(form, event.submitter)) return;
+        this.#sends(true);
+        this.flush();
       }, { signal });
     }
     addEventListener('pagehide', () => {
       this.flush();
       this.#release();   // a page with a Web Lock does not go into the back/forward cache
     }, { signal });
-    addEventListener('pageshow', ({ persisted }) => persisted && this.#hold(), { signal });
+    addEventListener('pageshow', ({ persisted }) => persisted && this.#comesBack(), { signal });
     document.addEventListener('visibilitychange', flush, { signal });
-    lock.addEventListener('writing', ({ detail }) => this.#sent.set(detail, this.#read()), { signal });
-    lock.addEventListener('written', ({ detail }) => {
-      const shown = this.#sent.get(detail.request);
-      this.#sent.delete(detail.request);
-      if (detail.isSaved && shown) this.#isNow(shown);
+    lock.addEventListener('writing', ({ detail }) => {
+      typed.read();
+      sent.set(detail, typed.values);
+      this.#sends(false);
+    }, { signal });
+    lock.addEventListener('written', ({ detail: { request, saves } }) => {
+      if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
+      sent.delete(request);
     }, { signal });
     lock.addEventListener('change', () => this.#look(), { signal });
     this.#hold();
     keepers.add(this);
     listen();
+    if (typed.records.size) this.#due();
     this.#look();
   }
 
@@ -258,64 +212,79 @@ class Keeper {
     })).catch(() => {});
   }
 
-  changed() {
-    this.#isTyped = true;
+  async #comesBack() {
+    this.#hold();
+    const sent = this.#sent, values = this.#typed.values;
+    if (sent?.isForm && await this.#page.wasSaved(sent)) this.#typed.saved(values);
+  }
+
+  #due() {
+    if (this.#ends.signal.aborted) return;
+    this.#isDue = true;
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.flush(), PAUSE_MS);
   }
 
-  saved() { return this.#isNow(this.#read()); }
+  #sends(isForm) {
+    const { token, version } = this.#lock;
+    this.#sent = { token, version, isForm };
+    for (const record of this.#typed.records.values()) record.isSent = true;
+    this.#isDue = this.#typed.records.size > 0;
+  }
 
-  discard() {
-    this.#isTyped = false;
-    this.#own = null;
-    this.#isDue = true;
-    clearTimeout(this.#timer);
-    return this.#write();
+  /** The page tells of an editor of its own. */
+  changed() { if (!this.#ends.signal.aborted) this.#typed.hear?.({}); }
+  async saved() { return this.#all(() => this.#typed.saved(this.#typed.values)); }
+  async discard() { return this.#all(() => this.#typed.discard()); }
+
+  async #all(change) {
+    if (this.#ends.signal.aborted) return;
+    this.#typed.read();
+    change();
+    return this.flush();
   }
 
   async flush() {
-    if (this.#isTyped) this.#take();
+    if (!this.#ends.signal.aborted) this.#take();
     if (this.#isDue) await this.#write();
   }
 
   close() {
-    this.flush();
+    if (this.#ends.signal.aborted) return;
+    this.#take();
     this.#stop();
+    this.flush().finally(() => keepers.delete(this));
   }
 
   forgets(person) {
     if (this.#page.person !== person && person) return;
-    clearTimeout(this.#timer);
+    this.#isForgotten = true;
+    for (const text of this.#offers) text.isGone = true;
+    this.#offers.clear();
+    keepers.delete(this);
     this.#stop();
+    this.#lock.dispatchEvent(new CustomEvent('forgotten'));
   }
 
   #stop() {
-    keepers.delete(this);
+    clearTimeout(this.#timer);
+    this.#typed.hears.delete(this.#hears);
+    this.#typed.close();
     this.#ends.abort();
     this.#release();
   }
 
-  #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
-
-  #isNow(stored) {
-    this.#stored = stored;
-    this.#take();
-    return this.#write();
-  }
-
-  /** Takes the text as it is in the page now. */
-  #take(submitted = false, fields = this.#read()) {
+  /** The typed text as it is now. */
+  #take() {
     clearTimeout(this.#timer);
-    this.#isTyped = false;
-    const { version } = this.#lock, base = this.#stored;
-    this.#own = same(fields, base) ? null : { version, at: Date.now(), base, fields, submitted };
-    this.#isDue = true;
+    if (!this.#isDue) return;
+    const records = [...this.#typed.records.values()], { version } = this.#lock;
+    this.#own = records.length ? { version, at: Date.now() - this.#page.ahead, records, sent: this.#sent } : null;
   }
 
   // One write at a time, and then one more if something has come meanwhile.
   #write() {
-    if (!this.#page.person) return this.#reading;   // and then
+    if (!this.#page.person || this.#isForgotten) return this.#reading;   // and then
     return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
   }
 
@@ -324,95 +293,104 @@ class Keeper {
       do {
         this.#isDue = false;
         const record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...this.#own };
-        if (new Blob([JSON.stringify(this.#own)]).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
-        await within('readwrite', store => { this.#own ? store.put(record) : store.delete(keyOf(record)); });
+        const typed = this.#own?.records.map(it => JSON.stringify(it.value)) ?? [];
+        if (new Blob(typed).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
+        await within('readwrite', store => {
+          if (!this.#isForgotten) this.#own ? store.put(record) : store.delete(keyOf(record));
+        });
       } while (this.#isDue);
+      if (this.problem) this.#tell(null);
       return true;
     } catch (error) {
       this.#report(error);
     }
   }
 
-  #report(error) { this.#options.onproblem?.(PROBLEMS[error?.name] ?? 'unavailable', error); }
+  #report(error) { this.#tell(PROBLEMS[error?.name] ?? 'unavailable', error); }
+
+  #tell(problem, error) {
+    this.problem = problem;
+    if (problem) this.#options.onproblem?.(problem, error);
+    this.#lock.dispatchEvent(new CustomEvent('change'));
+  }
 
   // Not before the server has named the person: the text is theirs, and nobody else may see it.
   #look() {
     if (this.#page.person) this.#reading ??= this.#readKept();
     else if (this.#lock.token && !this.#isTold) {
       this.#isTold = true;
-      this.#options.onproblem?.('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
+      this.#tell('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
     }
   }
 
   async #readKept() {
     try {
-      const range = from(this.#page.person, this.#lock.url);
-      const texts = await within('readonly', store => done(store.getAll(range)));
+      const texts = await textsOf(this.#page.person, this.#lock.url), old = Date.now() - this.#page.ahead - KEPT_MS;
       const held = (await navigator.locks?.query())?.held.map(({ name }) => name) ?? [];
-      const now = this.#read(), adopted = [];
       for (const text of texts) {
-        const names = typedIn(text), isShown = names.every(name => same(text.fields[name], at(now, name)));
-        const isStored = names.every(name => same(text.fields[name], at(this.#stored, name)));
         const isOpen = text.id === this.#id || held.includes('doclock-kept:' + text.id);   // here, or in another tab
-        if (isOpen || Date.now() - text.at > KEPT_MS) continue;
-        if (isStored && (!text.version || text.version !== this.#lock.version)) this.#forget(text);   // by a form of the browser
-        else if (isShown) adopted.push(text);
-        else this.#options.onkept?.(this.#offer(text));
+        if (!isOpen && text.at > old && !this.#isForgotten) await this.#meet(text);
       }
-      for (const text of adopted) this.#adopt(text);
-      this.#replace(adopted);
-      clean().catch(() => {});
+      clean(old + KEPT_MS).catch(() => {});
     } catch (error) {
       this.#report(error);
     }
-    this.#replace([]);
+    if (this.#isDue) {
+      this.#take();
+      this.#write();
+    }
   }
 
-  // The browser has restored it, or the server has refused it: a save under another version than the one on which it was
-  // typed would overwrite another person's text.
-  #adopt({ version, base }) {
-    [this.#isTyped, this.#stored] = [true, base];
-    // A page that shows an unsaved text says itself which version it shows.
-    if (version && !(this.#options.isUnsaved && this.#lock.version)) this.#lock.version = version;
-  }
-
-  /** Writes the text of this page, and forgets these then. */
-  async #replace(texts) {
-    if (this.#isTyped) this.#take();
-    if (this.#isDue && await this.#write()) for (const text of texts) this.#forget(text);
-  }
-
-  #forget(text) {
-    return within('readwrite', store => { store.delete(keyOf(text)); }).catch(error => this.#report(error));
+  /** A text of an earlier page is stored, is shown by this page as it was typed, or is offered. */
+  async #meet(text) {
+    const typed = this.#typed, { isUnsaved } = this.#options, { version } = this.#lock;
+    if (!isUnsaved) text = await unsaved(text, sent => this.#page.wasSaved(sent));
+    if (!text || this.#ends.signal.aborted) return;
+    const { records } = text, isShown = records.every(it => typed.shows(it)), filled = records.filter(it => typed.isFilled(it));
+    if (isShown && (isUnsaved || (version ? text.version === version : filled.length))) {
+      typed.adopt(records);
+      this.#sent ??= text.sent;
+      this.#isDue = true;
+      this.#take();
+      if (await this.#write()) await remove(text);
+      return;
+    }
+    if (isShown && !filled.length) return remove(text);
+    if (isShown) for (const it of filled) typed.putBack(it);   // over another version, it would be saved unseen
+    this.#options.onkept?.(this.#offer(text));
   }
 
   #offer(text) {
-    const { version, fields, submitted } = text, lock = this.#lock, stored = () => this.#stored;
-    return {
-      at: new Date(text.at), version, fields, submitted: Boolean(submitted),
+    const { version, records, sent } = text, lock = this.#lock, typed = this.#typed, keeper = this;
+    const offer = {
+      at: new Date(text.at + this.#page.ahead), version, fields: typed.show(records), submitted: Boolean(sent?.isForm && records.some(it => it.isSent)),
       get isCurrent() { return Boolean(version) && version === lock.version; },
       get differences() {
-        const names = typedIn(text).map(name => ({ name, kept: plain(fields[name]), now: plain(at(stored(), name)) }));
-        return names.filter(({ kept, now }) => kept !== now);
+        if (offer.isGone) return [];
+        const all = records.map(it => ({ name: it.name, kept: typed.plain(it, it.value), now: typed.plain(it, typed.stored(it)) }));
+        return all.filter(({ kept, now }) => kept !== now);
       },
-      restore: () => {
-        if (this.#isTyped) this.#take();
-        if (this.#own) this.#setAside();
-        const typed = Object.fromEntries(typedIn(text).map(name => [name, fields[name]]));
-        const left = this.#source.write(typed) ?? {};
-        // An editor may show it later.
-        this.#take(false, { ...this.#read(), ...Object.fromEntries(Object.entries(typed).filter(([name]) => !Object.hasOwn(left, name))) });
-        this.#replace(Object.keys(left).length ? [] : [text]);
-        return left;
+      restore() {
+        if (offer.isGone) return {};
+        if (typed.records.size) keeper.#setAside();
+        const left = typed.put(records);
+        keeper.flush().then(() => left.length || keeper.problem || keeper.#forget(text));
+        return typed.show(left);
       },
       discard: () => this.#forget(text),
     };
+    this.#offers.add(offer);
+    return offer;
   }
+
+  #forget(text) { return remove(text).catch(error => this.#report(error)); }
 
   /** The text of this page gives way to another one, and is offered beside it. */
   #setAside() {
+    this.#isDue = true;
+    this.#take();
     const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${Date.now()}` };
-    within('readwrite', store => { store.put(text); }).catch(error => this.#report(error));
+    put(text).catch(error => this.#report(error));
     this.#options.onkept?.(this.#offer(text));
   }
 }
@@ -426,6 +404,7 @@ export async function clear(person, ask = count => confirm(`Delete ${count} unsa
   if (count && !await ask(count)) return false;
   forget(person);
   new BroadcastChannel('doclock-kept').postMessage(person);
-  if (count) await within('readwrite', store => { range ? store.delete(range) : store.clear(); });
+  clearedKept(crypto.getRandomValues(new Uint32Array(4)).join('-'));
+  await within('readwrite', store => { range ? store.delete(range) : store.clear(); });
   return true;
 }

@@ -1,0 +1,163 @@
+// What a person has typed: a record for each field, by that person's own input events.
+
+import assert from 'node:assert/strict';
+import { beforeEach, test } from 'node:test';
+import { Lock, forgetAll, keep, person, rows, show, sleep, trusted, window } from './page.mjs';
+
+const heard = (field, ...types) => { for (const type of types) field.dispatchEvent(new window.Event(type, { bubbles: true })); };
+
+beforeEach(forgetAll);
+
+test('programs, frameworks and odd fields make no record', async () => {
+  const form = show(`<input name=title value=a><input type=range name=r min=0 max=1000 value=500><textarea name=t>one\r\ntwo</textarea>
+    <input type=email multiple name=e value="a@x.y,  b@x.y"><input type=radio name=o><input type=checkbox name=c>
+    <select multiple name=s><option>1<option>2</select><input type=date name=d><input type=color name=k>`);
+  const page = await keep(form), { title, o, c, s, t } = form.elements;
+  title.value = 'by a program';
+  heard(title, 'input', 'change');
+  [o.value, c.value] = ['vue', 'react'];
+  o.checked = c.checked = true;
+  heard(o, 'click', 'input', 'change');
+  s.options[1].selected = true;
+  heard(s, 'change');
+  t.value = 'one\r\ntwo\r\nthree';
+  c.click();   // by a program: the browser tells the change of the box itself
+  await sleep(10);
+  await page.keeper.flush();
+  assert.equal(page.fields.records.size, 0);
+  person.types(title, 'by a person');
+  await page.keeper.flush();
+  const [{ records }] = await rows();
+  assert.deepEqual(records.map(it => [it.name, it.base, it.value]), [['title', 'by a program', 'by a person']]);
+  person.types(title, 'by a program');   // as undo does
+  await page.end();
+  assert.deepEqual(await rows(), []);
+});
+
+test('typing makes a record in every kind of field, also by a label, autofill and a reset', async () => {
+  const form = show(`<input name=title value=a><input type=checkbox name=c value=x><input type=radio name=o value=m checked><input type=radio name=o value=n>
+    <select multiple name=s><option selected>1<option>2</select><select name=l><option>1<option>2</select><div id=rich contenteditable>old</div><button type=reset>R</button>`);
+  const page = await keep(form), { c, o, s, l, title } = form.elements;
+  title.value = 'autofill';
+  trusted(title, 'input');
+  person.ticks(c);
+  person.ticks(o[1]);
+  person.chooses(s, '2');
+  person.chooses(l, '2');
+  person.types(document.getElementById('rich'), '<b>new</b>');
+  const all = [...page.fields.records.values()].map(it => [it.name, it.mark, it.base, it.value]);
+  assert.deepEqual(all, [['title', null, 'a', 'autofill'], ['c', 'x', false, true], ['o', null, 'm', 'n'], ['s', '1', true, false], ['s', '2', false, true],
+    ['l', null, '1', '2'], ['rich', null, 'old', '<b>new</b>']]);
+  form.reset();   // by a program
+  await sleep(10);
+  assert.equal(page.fields.records.size, 7, 'what a program resets is not lost');
+  trusted(form.querySelector('button'), 'click');
+  form.reset();
+  await sleep(10);
+  assert.deepEqual([...page.fields.records.values()].map(it => it.name), ['rich']);
+  await page.end();
+});
+
+test('a mask of the page writes the text in another way, and a field that is drawn anew goes on', async () => {
+  const form = show('<div><input name=n value=1></div><div><textarea name=t>x</textarea></div>');
+  const page = await keep(form), { n, t } = form.elements;
+  n.addEventListener('input', () => { n.value = n.value.replace(/(\d)(\d{3})$/, '$1,$2'); });
+  person.types(n, '1234');
+  person.types(t, 'xy');
+  await sleep(10);
+  t.parentElement.innerHTML = '<textarea name=t>x</textarea>';
+  person.types(form.elements.t, 'xz');
+  assert.deepEqual([...page.fields.records.values()].map(it => [it.name, it.base, it.value]), [['n', '1', '1,234'], ['t', 'x', 'xz']]);
+  form.elements.t.parentElement.innerHTML = '';
+  await page.end();
+  assert.deepEqual((await rows())[0].records.map(it => it.value), ['1,234', 'xz'], 'a field that has gone loses no text');
+});
+
+test('a text belongs to the document in which it was typed, whenever the page shows another one', async () => {
+  for (const order of ['text before', 'text after']) {
+    await forgetAll();
+    const form = show('<input name=title value="of A">');
+    const a = await keep(form, { lock: new Lock('/locks/item/A') });
+    person.types(form.elements.title, 'typed in A');
+    if (order === 'text before') form.elements.title.value = 'of B';
+    await a.end();
+    const b = await keep(form, { lock: new Lock('/locks/item/B', 'v9') });
+    form.elements.title.value = 'of B';
+    trusted(form.elements.title, 'change');
+    await b.end();
+    const all = await rows();
+    assert.deepEqual(all.map(it => [it.url, it.version, it.records.map(it => it.value)]), [['/locks/item/A', 'v1', ['typed in A']]], order);
+  }
+});
+
+test('a kept text never changes the version of the page, and the version of the server is saved onto', async () => {
+  const html = value => `<input name=title value="${value}"><input type=range name=r value=5>`;
+  let form = show(html('a'));
+  const one = await keep(form);
+  person.types(form.elements.title, 'typed');
+  await one.crash();
+  // A colleague has saved, and the browser shows the text of the earlier visit.
+  form = show(html('by a colleague'));
+  form.elements.title.value = 'typed';
+  const two = await keep(form, { lock: new Lock(undefined, 'v2') });
+  assert.equal(two.lock.version, 'v2');
+  assert.equal(form.elements.title.value, 'by a colleague', 'what was delivered is saved, unless the person decides');
+  assert.deepEqual(two.found.map(it => [it.version, it.fields.title]), [['v1', ['typed']]]);
+  await two.end();
+  // Of the same version: the text goes on.
+  form = show(html('a'));
+  form.elements.title.value = 'typed';
+  const three = await keep(form);
+  assert.equal(three.found.length, 0);
+  assert.deepEqual((await rows()).map(it => it.records[0].base), ['a']);
+  await three.end();
+});
+
+test('a page that shows a refused text goes on to keep it', async () => {
+  let form = show('<input name=title value=a>');
+  const one = await keep(form);
+  person.types(form.elements.title, 'refused');
+  await one.crash();
+  form = show('<input name=title value=refused>');
+  const two = await keep(form, { lock: new Lock(undefined, 'v2'), isUnsaved: true });
+  await two.end();
+  assert.deepEqual((await rows()).map(it => [it.version, it.records[0].base, it.records[0].value]), [['v2', 'a', 'refused']]);
+  // And a text that the next page shows as stored is kept no longer.
+  const three = await keep(show('<input name=title value=refused>'), { lock: new Lock(undefined, 'v3') });
+  assert.deepEqual([three.found.length, await rows()], [0, []]);
+  await three.end();
+});
+
+test('fields may have the names of methods', async () => {
+  const names = ['dataset', 'setAttribute', 'getAttribute', 'getRootNode', 'closest', 'contains', 'ownerDocument', 'dispatchEvent', 'querySelectorAll', 'elements', 'method', 'id'];
+  const html = names.map(it => `<input name=${it}>`).join('');
+  let form = show(html);
+  const one = await keep(form);
+  for (const field of form.querySelectorAll?.('input') ?? document.querySelectorAll('#form input')) person.types(field, field.name + '!');
+  form.dispatchEvent === undefined || window.EventTarget.prototype.dispatchEvent.call(form, new window.Event('submit', { bubbles: true, cancelable: true }));
+  await one.crash();
+  form = show(html);
+  const two = await keep(form);
+  assert.deepEqual(two.found[0].restore(), {});
+  assert.deepEqual([...document.querySelectorAll('#form input')].map(it => it.value), names.map(it => it + '!'));
+  await two.end();
+});
+
+test('an editor without a form tells of its changes', async () => {
+  let shown = { body: 'a', title: 't' };
+  const source = { read: () => shown, write: all => { shown = { ...shown, ...all }; } };
+  const one = await keep(source);
+  shown = { ...shown, body: 'typed' };
+  one.keeper.changed();
+  await one.crash();
+  one.keeper.changed();   // closed
+  shown = { body: 'a', title: 'by a colleague' };
+  const two = await keep(source);
+  assert.deepEqual(two.found.map(it => it.fields), [{ body: 'typed' }]);
+  assert.deepEqual([two.found[0].restore(), shown], [{}, { body: 'typed', title: 'by a colleague' }]);
+  await two.crash();
+  shown = { body: 'of a colleague', title: 't' };
+  const three = await keep(source, { lock: new Lock(undefined, 'v2') });
+  assert.deepEqual([three.found[0].restore(), shown.body], [{ body: 'typed' }, 'of a colleague']);
+  await three.end();
+});
