@@ -833,16 +833,16 @@ export class Fields extends Typed {
   #hear(target) {
     if (!this.#hears(target) || !this.#isKept(target)) return;
     this.#take(target);
-    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target));   // a mask may write it in another way
+    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target, true));   // a mask may write it in another way
   }
 
-  #take(target) {
+  #take(target, isLater = false) {
     const isRadio = target.type === 'radio';
     for (const place of this.#places(nameOf(target)).filter(it => it.field === target || isRadio && it.field.type === 'radio')) {
       const at = this.#recordOf(place), id = idOf(at), known = this.records.get(id), { value } = place;
       const base = known ? known.base : this.#before.has(place.node) ? this.#before.get(place.node) : place.delivered ?? (at.mark === null ? '' : false);
-      if (known && same(known.value, value)) continue;
-      if (same(value, base)) this.records.delete(id);
+      if (known && same(known.value, value) || isLater && !known) continue;
+      if (same(value, base)) isLater || this.records.delete(id);   // what a script takes back is not lost
       else {
         this.records.set(id, { ...at, base, value });
         this.#ids.set(place.node, id);

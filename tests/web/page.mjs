@@ -121,8 +121,9 @@ export async function keep(form, { lock = new Lock(), saved = () => null, person
   const page = { person: name, ahead: 0, wasSaved: async sent => saved(sent) };
   const all = { onkept: text => found.push(text), onproblem: problem => problems.push(problem), ...options };
   const keeper = keeping.keep(lock, page, fields ?? form, all);
-  await sleep(20);
-  return { lock, keeper, fields, found, problems, end: async () => { keeper.close(); await sleep(20); }, crash: async () => { await keeper.flush(); keeper.close(); await sleep(20); } };
+  await settled();
+  const end = async () => { keeper.close(); await settled(); };
+  return { lock, keeper, fields, found, problems, end, crash: async () => { await keeper.flush(); await end(); } };
 }
 
 /** All that is kept. */
@@ -133,5 +134,13 @@ export const rows = () => new Promise(done => {
     all.onsuccess = () => { request.result.close(); done(all.result); };
   };
 });
+
+/** Until the database has done what it was asked to. */
+export async function settled() {
+  for (let n = 0; n < 4; n++) {
+    await rows();
+    await sleep(1);
+  }
+}
 
 export const forgetAll = () => keeping.clear(undefined, () => true);

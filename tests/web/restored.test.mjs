@@ -1,0 +1,229 @@
+// A text goes back into its own field, or nowhere; what counts as saved; and shared computers.
+
+import assert from 'node:assert/strict';
+import { beforeEach, test } from 'node:test';
+import { Lock, forgetAll, keep, keeping, person, rows, show, sleep, window } from './page.mjs';
+
+const value = name => [...document.querySelectorAll(`#form [name="${name}"]`)].map(it => it.type === 'checkbox' ? it.checked : it.value);
+
+beforeEach(forgetAll);
+
+/** What is typed into this form, kept, and put back into another one. */
+async function across(before, types, after, options) {
+  await forgetAll();
+  const one = await keep(show(before));
+  types(document.querySelector('#form').elements ?? {}, document.querySelector('#form'));
+  await one.crash();
+  const form = show(after), two = await keep(form, { lock: new Lock(undefined, 'v2'), ...options });
+  const left = two.found[0]?.restore();
+  await sleep(20);
+  const rest = { left, differences: two.found[0]?.differences };
+  await two.end();
+  return rest;
+}
+
+test('rows find their texts by their key, and the row of another person gets none', async () => {
+  const row = (id, text) => `<div><input type=hidden name="rows[][id]" value="${id}"><input name="rows[][text]" value="${text}"></div>`;
+  const types = (_, form) => person.types(form.querySelectorAll('[name="rows[][text]"]')[1], 'typed in 2');
+  let { left } = await across(row(1, 'a') + row(2, 'b'), types, row(9, 'new') + row(1, 'a') + row(2, 'b'));
+  assert.deepEqual([left, value('rows[][text]')], [{}, ['new', 'a', 'typed in 2']]);
+  ({ left } = await across(row(1, 'a') + row(2, 'b'), types, row(1, 'a') + row(9, 'b')));
+  assert.deepEqual([left, value('rows[][text]')], [{ 'rows[][text]': ['typed in 2'] }, ['a', 'b']]);
+  // By `data-keep`, and numbered names: the second row is another one now.
+  const keyed = (key, n, text) => `<p data-keep="${key}"><input name="item-${n}" value="${text}"></p>`;
+  ({ left } = await across(keyed('x', 0, '') + keyed('y', 1, ''), form => person.types(form['item-1'], 'of y'), keyed('x', 0, '') + keyed('z', 1, '') + keyed('y', 2, '')));
+  assert.deepEqual([left, value('item-1'), value('item-2')], [{ 'item-1': ['of y'] }, [''], ['']]);
+});
+
+test('without a key, fields with one name get their text only if their number and their stored values are the same', async () => {
+  const types = (_, form) => person.types(form.querySelectorAll('[name=a]')[1], 'second');
+  const two = '<input name=a value=1><input name=a value=2>';
+  assert.deepEqual([(await across(two, types, two)).left, value('a')], [{}, ['1', 'second']]);
+  for (const after of [two + '<input name=a value=3>', '<input name=a value=9><input name=a value=2>', '<input name=a value=2>', '<input name=a value=1><input name=a value=by-another>']) {
+    const { left } = await across(two, types, after);
+    assert.deepEqual([left, value('a').includes('second')], [{ a: ['second'] }, false], after);
+  }
+});
+
+test('ticks and options keep those of a colleague, and a choice that has gone is told', async () => {
+  const box = (value, isOn) => `<input type=checkbox name=c value=${value} ${isOn ? 'checked' : ''}>`;
+  const options = (...all) => `<select multiple name=s>${all.map(([it, on]) => `<option ${on ? 'selected' : ''}>${it}</option>`).join('')}</select>`;
+  const types = form => { person.ticks(form.c[1]); person.chooses(form.s, '1', '3'); };
+  const { left, differences } = await across(box('x') + box('y') + options(['1'], ['2'], ['3']), types, box('y') + box('x', true) + options(['2', true], ['1']));
+  assert.deepEqual(value('c'), [true, true]);
+  assert.deepEqual([...document.querySelector('#form [name=s]').selectedOptions].map(it => it.value), ['2', '1']);
+  assert.deepEqual(left, { s: [{ value: '3', on: true }] });
+  assert.ok(differences.some(it => it.name === 's' && it.kept === '3'));
+  // Unticked here, and by nobody else; and a radio button that is not there any more.
+  const radio = (...all) => all.map(([it, on]) => `<input type=radio name=r value=${it} ${on ? 'checked' : ''}>`).join('');
+  const off = await across(box('x', true) + radio(['m', true], ['n']), form => { person.ticks(form.c, false); person.ticks(form.r[1]); }, radio(['m', true], ['k']) + box('x', true));
+  assert.deepEqual([value('c'), off.left], [[false], { r: ['n'] }]);
+});
+
+test('a handler that draws a part of the form anew loses no text, at once or later', async () => {
+  const html = '<select name=kind><option>a<option>b</select><div id=part><input name=t value=x></div><input name=u value=y>';
+  for (const ms of [0, 50]) {
+    await forgetAll();
+    let form = show(html);
+    const one = await keep(form);
+    person.types(form.elements.t, 'typed');
+    person.chooses(form.elements.kind, 'b');
+    person.types(form.elements.u, 'more');
+    await one.crash();
+    form = show(html);
+    form.elements.kind.addEventListener('change', () => {
+      const draw = () => { document.getElementById('part').innerHTML = '<input name=t value=x>'; };
+      ms ? setTimeout(draw, ms) : draw();
+    });
+    const two = await keep(form), left = two.found[0].restore();
+    await sleep(600);
+    assert.deepEqual([left, value('t'), value('u')], [{}, ['typed'], ['more']], `after ${ms} ms`);
+    await two.crash();
+    assert.deepEqual((await rows()).flatMap(it => it.records.map(it => it.value)).sort(), ['b', 'more', 'typed']);
+  }
+});
+
+test('a field that appears because of another one gets its text then', async () => {
+  const html = '<select name=kind><option>a<option>b</select><div id=part></div>', conditional = '<input name=why>';
+  const draws = form => form.elements.kind.addEventListener('change', ({ target }) => { document.getElementById('part').innerHTML = target.value === 'b' ? conditional : ''; });
+  let form = show(html);
+  draws(form);
+  const one = await keep(form);
+  person.chooses(form.elements.kind, 'b');
+  form.elements.kind.dispatchEvent(new window.Event('change'));
+  person.types(form.elements.why, 'because');
+  await one.crash();
+  draws(form = show(html));
+  const two = await keep(form);
+  assert.deepEqual([two.found[0].restore(), value('why')], [{}, ['because']]);
+  await two.end();
+});
+
+test('a save ends what was sent with it, in the fields that it says', async () => {
+  const form = show('<input name=a><input name=b>'), page = await keep(form), { a, b } = form.elements;
+  const left = () => [...page.fields.records.values()].map(it => [it.name, it.base, it.value]);
+  person.types(a, '1');
+  person.types(b, '2');
+  page.lock.saves(false);
+  assert.equal(left().length, 2);
+  page.lock.saves(['a']);
+  assert.deepEqual(left(), [['b', '', '2']]);
+  page.lock.saves(true, () => person.types(b, '2 and more'));
+  assert.deepEqual(left(), [['b', '2', '2 and more']]);
+  person.types(a, 'again');
+  assert.deepEqual(left().at(-1), ['a', '1', 'again']);
+  page.lock.saves();
+  await page.end();
+  assert.deepEqual(await rows(), []);
+});
+
+const submit = (form, submitter) => form.dispatchEvent(new window.SubmitEvent('submit', { bubbles: true, cancelable: true, submitter }));
+
+test('a dialog and a preview save nothing, and a form that was sent is kept until the server says that it was saved', async () => {
+  const form = show('<input name=a><button formmethod=dialog>D</button><button formmethod=get>P</button><button>S</button>'), page = await keep(form);
+  const [dialog, preview, save] = form.querySelectorAll('button');
+  person.types(form.elements.a, 'typed');
+  for (const by of [dialog, preview]) submit(form, by);
+  await page.keeper.flush();
+  assert.equal((await rows())[0].sent, null);
+  submit(form, save);
+  await page.crash();
+  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true });
+  // Not saved, as far as the server knows: it is offered as a text that was sent.
+  const unknown = await keep(show('<input name=a>'), { lock: new Lock(undefined, 'v2', 't2') });
+  assert.deepEqual(unknown.found.map(it => it.submitted), [true]);
+  await unknown.end();
+  // A colleague has changed it since; but it was saved.
+  const asked = [], later = await keep(show('<input name=a value="typed, and more by a colleague">'), { lock: new Lock(undefined, 'v3', 't3'), saved: sent => asked.push(sent.token) && 'v2' });
+  assert.deepEqual([later.found.length, asked, await rows()], [0, ['t1'], []]);
+  await later.end();
+});
+
+test('a view page without the form ends a text that was saved, and no other', async () => {
+  const page = await keep(show('<input name=a>'));
+  person.types(page.fields.form.elements.a, 'sent');
+  submit(page.fields.form);
+  await page.crash();
+  const other = await keep(show('<input name=a>'), { lock: new Lock('/locks/item/2') });
+  person.types(other.fields.form.elements.a, 'not sent');
+  await other.crash();
+  for (const url of ['/locks/item/1', '/locks/item/2']) await keeping.settle('alice', url, async () => null);
+  assert.equal((await rows()).length, 2);
+  for (const url of ['/locks/item/1', '/locks/item/2']) await keeping.settle('alice', url, async () => 'v2');
+  assert.deepEqual((await rows()).map(it => it.url), ['/locks/item/2']);
+});
+
+test('after clearKept, open pages, other editors, closed keepers and offers keep and show nothing', async () => {
+  const before = await keep(show('<input name=a>'), { lock: new Lock('/locks/item/2') });
+  person.types(before.fields.form.elements.a, 'an earlier text');
+  await before.crash();
+  let shown = { body: '' };
+  const form = await keep(show('<input name=a>'), { lock: new Lock('/locks/item/2') }), source = { read: () => shown, write: () => {} };
+  const editor = await keep(source, { lock: new Lock('/locks/item/3') }), closed = await keep(source, { lock: new Lock('/locks/item/4') });
+  shown = { body: 'typed' };
+  closed.keeper.changed();
+  closed.keeper.close();   // its last words are under way
+  const [offer] = form.found;
+  assert.equal(await keeping.clear('alice', () => true), true);
+  person.types(form.fields.form.elements.a, 'typed after that');
+  editor.keeper.changed();
+  closed.keeper.changed();
+  for (const { keeper } of [form, editor, closed]) { await keeper.flush(); await keeper.saved(); }
+  await sleep(500);
+  assert.deepEqual(await rows(), []);
+  assert.deepEqual([offer.differences, offer.restore(), value('a')], [[], {}, ['typed after that']]);
+  // The next person, and this person with a new page, keep theirs.
+  const bob = await keep(show('<input name=a>'), { person: 'bob' });
+  person.types(bob.fields.form.elements.a, 'of bob');
+  await bob.crash();
+  assert.deepEqual((await rows()).map(it => it.person), ['bob']);
+});
+
+test('a field that has ever been a password stays one, also if another element takes its name', async () => {
+  const form = show('<div><input type=password name=p></div><input name=q autocomplete=one-time-code><input name=a>'), page = await keep(form);
+  form.elements.p.type = 'text';
+  person.types(form.elements.p, 'secret');
+  form.elements.p.parentElement.innerHTML = '<input name=p>';
+  person.types(form.elements.p, 'secret');
+  form.elements.q.removeAttribute('autocomplete');
+  person.types(form.elements.q, 'secret');
+  person.types(form.elements.a, 'kept');
+  await page.crash();
+  assert.deepEqual((await rows())[0].records.map(it => it.name), ['a']);
+});
+
+test('what counts is the clock of the server, and a wrong clock of the computer deletes no text', async () => {
+  const one = await keep(show('<input name=a>'));
+  person.types(one.fields.form.elements.a, 'typed');
+  await one.crash();
+  const real = Date.now;
+  try {
+    for (const year of [2001, 2060]) {
+      Date.now = () => new Date(`${year}-01-01`).getTime();
+      const ahead = Date.now() - real(), fields = show('<input name=a>'), found = [];
+      const lock = new Lock(undefined, 'v2'), keeper = keeping.keep(lock, { person: 'alice', ahead, wasSaved: async () => null }, { read: () => ({}), write() {} }, { onkept: it => found.push(it) });
+      await sleep(50);
+      assert.equal(found.length, 1, `${year}: ${fields.id}`);
+      keeper.close();
+    }
+  } finally {
+    Date.now = real;
+  }
+  assert.equal((await rows()).length, 1);
+});
+
+test('only typed text counts for 1 MB, and a browser that keeps again says so', async () => {
+  const page = await keep(show(`<textarea name=a>${'x'.repeat(700_000)}</textarea>`)), { a } = page.fields.form.elements;
+  person.types(a, 'y'.repeat(700_000));
+  await page.keeper.flush();
+  assert.deepEqual([page.problems, page.keeper.problem], [[], null]);
+  person.types(a, 'y'.repeat(1_100_000));
+  await page.keeper.flush();
+  assert.deepEqual([page.problems, page.keeper.problem], [['too_large'], 'too_large']);
+  let changes = 0;
+  page.lock.addEventListener('change', () => changes++);
+  person.types(a, 'short');
+  await page.keeper.flush();
+  assert.deepEqual([page.problems, page.keeper.problem, changes], [['too_large'], null, 1]);
+  await page.end();
+});
