@@ -5,13 +5,14 @@ use serde_json::json;
 use super::pages::{empty_page, script};
 use super::*;
 
-/// A form as any page has one: `form`, with `type(text)` as a person does it, and `load()`, which shows the stored text and
-/// returns its version.
+/// A form as any page has one: `form`, with `type(text)` as a person does it, `typed(field)` as an editor of the page tells it, and
+/// `load()`, which shows the stored text and returns its version.
 const FORM: &str = r#"
     document.body.innerHTML = `<form id="form"><input name="title"><textarea name="body"></textarea>
         <select name="kind"><option>a<option>b</select><button>Save</button><button type="button">Help</button></form>`;
     const form = document.getElementById('form'), body = form.elements.body;
-    const type = text => { body.value = text; body.dispatchEvent(new Event('input', { bubbles: true })); };
+    const type = text => { body.select(); document.execCommand('insertText', false, text); };
+    const typed = field => field.dispatchEvent(new Event('doclock-typed', { bubbles: true }));
     const load = async () => {
         const answer = await fetch(doc(0)), stored = await answer.json();
         form.elements.title.value = stored.title;
@@ -395,7 +396,7 @@ async fn a_kept_form_forgets_secrets_and_finds_its_fields_again_although_the_for
              set('c', 1, { checked: true }); set('r', 1, { checked: true }); set('n', 0, { value: 'secret' }); set('gone', 0, { value: 'left' }); \
              set('t', 0, { value: 'later' }); \
              for (const option of one.elements.s.options) option.selected = option.value !== '2'; \
-             one.dispatchEvent(new Event('input', { bubbles: true })); \
+             for (const field of one.elements) field.dispatchEvent(new Event('doclock-typed', { bubbles: true })); \
              await first.keeper.flush(); first.keeper.close(); await first.lock.close(); \
              const two = draw('<input name=a><textarea name=a></textarea><input name=p type=password><input type=checkbox name=c value=y>' \
                  + '<input type=checkbox name=c value=x checked><input type=radio name=r value=n><input type=radio name=r value=m checked>' \
@@ -410,8 +411,8 @@ async fn a_kept_form_forgets_secrets_and_finds_its_fields_again_although_the_for
         )
         .await;
         let expected = json!([
-            "", false, ["first", "second"], "", [true, false], "n", ["3", "1"], "",
-            { "t": ["later"], "gone": ["left"] }
+            "", false, ["", ""], "", [true, true], "n", ["3", "1"], "",
+            { "a": ["first", "second"], "t": ["later"], "gone": ["left"] }
         ]);
         assert_eq!(told, expected);
     })
@@ -438,7 +439,7 @@ const KEEP: &str = r#"
             all.onsuccess = () => { request.result.close(); done(all.result); };
         };
     });
-    const kept = async () => (await rows(store => store.getAll())).map(it => it.fields.body[0]).sort();
+    const kept = async () => (await rows(store => store.getAll())).map(it => it.records.find(it => it.name === 'body').value).sort();
     const put = (lock, body, options) => lock.fetch(doc(0), saving({ title: 't', body }), options);
 "#;
 
@@ -522,8 +523,7 @@ async fn the_text_of_an_open_tab_is_not_offered_in_another_one() {
         assert_eq!(told, json!([[], ["in the second tab", "still open"]]));
         // As it is closed, its last words are kept, too.
         one.run::<()>(
-            "const { body } = document.getElementById('form').elements; \
-             body.value = 'last words'; body.dispatchEvent(new Event('input', { bubbles: true }))",
+            "document.getElementById('form').elements.body.select(); document.execCommand('insertText', false, 'last words')",
         )
         .await;
         one.close().await;
@@ -592,7 +592,7 @@ async fn a_framework_that_controls_the_fields_hears_of_a_restored_text() {
              const fields = draw(), first = await keep(); \
              [fields.title.value, fields.body.value, fields.tick.checked, fields.kind.value] = ['typed', 'words', false, 'b']; \
              fields.one[1].checked = true; \
-             form.dispatchEvent(new Event('input', { bubbles: true })); \
+             for (const field of form.elements) typed(field); \
              await end(first); \
              draw(); \
              const second = await keep(); \
@@ -611,7 +611,7 @@ async fn a_framework_that_controls_the_fields_hears_of_a_restored_text() {
 }
 
 #[actix_web::test]
-async fn a_page_whose_fields_the_browser_has_filled_keeps_that_text_and_names_its_version() {
+async fn a_page_whose_fields_the_browser_has_filled_shows_what_was_delivered_and_offers_the_text() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let page = empty_page(stage).await;
         let told: Value = with_kept(
@@ -624,13 +624,13 @@ async fn a_page_whose_fields_the_browser_has_filled_keeps_that_text_and_names_it
              const three = DocLock.open(url(0), { version: now, on: form }), found = []; \
              await until(() => three.state === 'free'); \
              const keeper = await three.keep(form, { onkept: it => found.push(it) }); \
-             await until(() => three.version === version); \
+             await until(() => found.length); \
              await keeper.flush(); \
              await new Promise(done => setTimeout(done, 500)); \
-             return [form.getAttribute('autocomplete'), found.length, await kept()]",
+             return [form.getAttribute('autocomplete'), three.version === now && version !== now, body.value, found[0].isCurrent, await kept()]",
         )
         .await;
-        assert_eq!(told, json!(["off", 0, ["typed yesterday"]]));
+        assert_eq!(told, json!(["off", true, "by somebody else", false, ["typed yesterday"]]));
     })
     .await;
 }
@@ -643,7 +643,7 @@ async fn fields_with_odd_names_and_outside_of_their_form_are_locked_and_kept() {
             &page,
             "document.body.innerHTML = '<form id=f><input name=elements><input name=constructor><input name=pin type=password></form><textarea form=f name=out></textarea>'; \
              const form = document.getElementById('f'), out = document.querySelector('textarea'), pin = document.querySelector('[name=pin]'); \
-             const set = (field, value) => { field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); }; \
+             const set = (field, value) => { field.value = value; for (const type of ['input', 'doclock-typed']) field.dispatchEvent(new Event(type, { bubbles: true })); }; \
              const lock = DocLock.open(url(0), { on: form }), found = []; \
              await until(() => lock.state === 'free'); \
              const keeper = await lock.keep(form); \
@@ -706,17 +706,19 @@ async fn a_browser_that_keeps_no_text_says_so_and_keeps_the_newest_fifty_otherwi
              await new Promise(done => setTimeout(done, 500)); \
              const left = await rows(store => store.getAll()); \
              const isOld = left.some(it => Date.now() - it.at > 31 * day); \
-             return [problems, text.fields.body[0], left.length <= 50, isOld, two.bodies()]",
+             return [problems, text.records[0].value, left.length <= 50, isOld, two.bodies()]",
         )
         .await;
         assert_eq!(told, json!([["too_large"], "short", true, false, ["short"]]));
         let forbidden: Value = with_form(
             &page,
-            "const { keep } = await import('/locks/keep.js?another'); \
+            "const { keep } = await import('/locks/keep.js?another'), { Fields } = await import('/locks/client.js'); \
              IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError'); }; \
              const problems = [], lock = DocLock.open(url(1)); \
              await until(() => lock.token); \
-             const keeper = keep(lock, { person: 'p' }, form, { onproblem: problem => problems.push(problem) }, false); \
+             const fields = new Fields(form); \
+             fields.listen(); \
+             const keeper = keep(lock, { person: 'p', ahead: 0 }, fields, { onproblem: problem => problems.push(problem) }); \
              type('x'); \
              await keeper.flush(); \
              await until(() => problems.length); \
