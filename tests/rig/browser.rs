@@ -266,6 +266,11 @@ impl Page {
         self.devtools("Emulation.setScriptExecutionDisabled", json!({ "value": true })).await;
     }
 
+    /// Runs this in each page of the tab from now on, before any script of the page.
+    pub(crate) async fn before_each_page(&self, script: &str) {
+        self.devtools("Page.addScriptToEvaluateOnNewDocument", json!({ "source": script })).await;
+    }
+
     /// Sets the preferred colour scheme, `light` or `dark`.
     pub(crate) async fn prefers(&self, scheme: &str) {
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });

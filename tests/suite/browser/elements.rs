@@ -555,3 +555,279 @@ async fn a_page_that_comes_back_without_a_save_keeps_its_lock_after_handing_over
     })
     .await;
 }
+
+/// How many texts this browser keeps, and what was typed in them.
+async fn kept(page: &Page) -> Value {
+    page.run_async(
+        "const done = arguments[0], request = indexedDB.open('doclock-kept'); \
+         request.onsuccess = () => { \
+             const all = request.result.transaction('texts').objectStore('texts').getAll(); \
+             all.onsuccess = () => { \
+                 request.result.close(); \
+                 done(all.result.map(it => [it.url, ...it.records.map(it => [it.name, it.base, it.value])])); \
+             }; \
+         }",
+    )
+    .await
+}
+
+/// Lets the page write down what was typed, and goes back to the list by its link.
+async fn leaves(page: &Page) {
+    page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+    page.click_on("a[href='/']").await;
+    page.until("location.pathname === '/'").await;
+}
+
+/// Back, until the form is shown.
+async fn goes_back(page: &Page) {
+    while !page.run::<bool>("return location.pathname.startsWith('/article/')").await {
+        page.back().await;
+    }
+    page.until("document.querySelector('doclock-form')?.lock").await;
+}
+
+#[actix_web::test]
+async fn a_form_whose_next_page_has_no_form_is_known_as_saved() {
+    forms(&[], async |stage| {
+        let [list, bobs, alice] = stage.one_edits().await;
+        writes(&alice, "by alice").await;
+        alice.click("close").await;
+        alice.until("location.pathname === '/'").await;
+        goes_back(&alice).await;
+        until_mine(&alice).await;
+        alice
+            .until(&format!(
+                "{BAR}('[part=says]').textContent === '' && {BAR}('[part=more]').textContent === ''"
+            ))
+            .await;
+        alice.click("close").await;
+        alice.until("location.pathname === '/'").await;
+        list.until("document.querySelector('doclock-badge').dataset.state === 'free'").await;
+
+        let bob = stage.article(&bobs).await;
+        until_mine(&bob).await;
+        writes(&bob, "by alice, and a line by bob").await;
+        bob.click("close").await;
+        bob.until("location.pathname === '/'").await;
+        let again = stage.article(&list).await;
+        until_mine(&again).await;
+        again.run_async::<()>("setTimeout(arguments[0], 1000)").await;
+        assert!(
+            !again.run::<bool>(&format!("return {BAR}('[part=discard]').checkVisibility()")).await
+        );
+        assert_eq!(kept(&again).await, json!([]));
+    })
+    .await;
+}
+
+/// The page has an editor of its own, which writes its text into the form when that is sent.
+#[actix_web::test]
+async fn save_and_hand_over_sends_the_form_although_nothing_seems_to_be_typed() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        let editor = "window.isOld = true; \
+             document.querySelector('doclock-form form').addEventListener('submit', () => { document.getElementById('text').value = 'of the editor'; })";
+        // What the server refuses is not handed over.
+        let version = "document.querySelector('doclock-form').lock.version = '0'.repeat(32)";
+        alice.run::<()>(&format!("{editor}; {version}")).await;
+        press(&alice, "pass").await;
+        alice.until("!window.isOld && document.querySelector('doclock-form').hasAttribute('unsaved')").await;
+        until_mine(&alice).await;
+        is_asked(&alice, "bob").await;
+        alice.go(&stage.editor.url(ABOUT)).await;
+        until_mine(&alice).await;
+        alice.run::<()>(editor).await;
+        press(&alice, "pass").await;
+        alice.until("!window.isOld").await;
+        bob.until("document.querySelector('doclock-form').lock.token").await;
+        press(&bob, "stored").await;
+        until_mine(&bob).await;
+        assert_eq!(bob.value("text").await, "of the editor");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_busy_page_and_one_without_storage_keep_the_id_of_their_tab() {
+    forms(&["--ttl-secs", "60"], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        let token = "return document.querySelector('doclock-form').lock.token";
+        page.before_each_page(
+            "addEventListener('DOMContentLoaded', () => { for (const began = Date.now(); Date.now() - began < 1200;); }); \
+             addEventListener('pagehide', () => { for (const began = Date.now(); Date.now() - began < 1000;); })",
+        )
+        .await;
+        let before: String = page.run(token).await;
+        for _ in 0..3 {
+            page.reload().await;
+            until_mine(&page).await;
+            assert_eq!(page.run::<String>(token).await, before);
+        }
+        // After each save.
+        let other = stage.article(&list).await;
+        other.before_each_page("Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } })").await;
+        page.click("close").await;
+        page.until("location.pathname === '/'").await;
+        other.reload().await;
+        until_mine(&other).await;
+        let before: String = other.run(token).await;
+        for text in ["one", "two"] {
+            writes(&other, text).await;
+            saves(&other).await;
+            until_mine(&other).await;
+            assert_eq!(other.run::<String>(token).await, before);
+        }
+        // A duplicate is another tab.
+        let twice = other.duplicate().await;
+        says(&twice, "another tab").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn after_the_texts_are_cleared_back_shows_none_to_the_next_person() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        writes(&page, "a secret").await;
+        leaves(&page).await;
+        assert_eq!(kept(&page).await.as_array().unwrap().len(), 1);
+        // In another tab, and then somebody else logs in.
+        let clears = "import('/locks/client.js').then(({ DocLock }) => DocLock.clearKept(() => true)).then(arguments[0])";
+        assert!(list.run_async::<bool>(clears).await);
+        list.run::<()>("document.querySelector('form').submit()").await;
+        list.until("document.querySelector('[name=name]')").await;
+        list.run::<()>("document.querySelector('[name=name]').value = 'carol'; document.forms[0].submit()").await;
+        list.until("document.querySelector('form').action.endsWith('/logout')").await;
+        goes_back(&page).await;
+        page.until("document.getElementById('text').value === ''").await;
+        until_mine(&page).await;
+        assert_eq!(kept(&page).await, json!([]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_kept_text_is_shown_while_another_person_edits_and_put_back_later() {
+    forms(&[], async |stage| {
+        let (list, bobs) = (stage.author("alice").await, stage.author("bob").await);
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        writes(&page, "not saved").await;
+        leaves(&page).await;
+        list.until("document.querySelector('doclock-badge').dataset.state === 'free'").await;
+        let bob = stage.article(&bobs).await;
+        until_mine(&bob).await;
+        let alice = stage.article(&list).await;
+        says(&alice, "bob").await;
+        alice
+            .until(&format!("{BAR}('[part=differences]').textContent.includes('not saved')"))
+            .await;
+        assert!(
+            !alice.run::<bool>(&format!("return {BAR}('[part=restore]').checkVisibility()")).await
+        );
+        bob.click("close").await;
+        says(&alice, "Nobody").await;
+        press(&alice, "edit").await;
+        press(&alice, "restore").await;
+        saves(&alice).await;
+        assert_eq!(alice.value("text").await, "not saved");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_text_that_was_typed_for_one_document_is_never_kept_for_another() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        writes(&page, "of about-us").await;
+        // The page shows another document in the same form: its text comes first, and then the address of its lock.
+        page.run::<()>(
+            "document.getElementById('text').value = 'the price list'; \
+             document.querySelector('form').setAttribute('action', '/article/price%20list'); \
+             document.querySelector('doclock-form').setAttribute('lock', '/locks/article/price%20list')",
+        )
+        .await;
+        until_mine(&page).await;
+        page.run::<()>("document.getElementById('title').focus()").await;
+        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+        assert_eq!(kept(&page).await, json!([["/locks/article/about-us", ["text", "", "of about-us"]]]));
+        let unsaved = format!("return {BAR}('[part=more]').textContent");
+        assert_eq!(page.run::<String>(&unsaved).await, "");
+    })
+    .await;
+}
+
+/// Editors of their own: a `contenteditable`, a form-associated element, and hooks for others.
+#[actix_web::test]
+async fn editors_of_their_own_are_closed_with_the_form_and_kept() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        page.run::<()>(
+            "customElements.define('x-field', class extends HTMLElement { \
+                 static formAssociated = true; \
+                 value = ''; \
+                 constructor() { super(); this.attachInternals(); } \
+             }); \
+             const form = document.getElementById('article'); \
+             window.closes = []; \
+             form.addEventListener('doclock-close', event => closes.push(event.detail.isClosed)); \
+             form.insertAdjacentHTML('beforeend', '<div id=rich contenteditable>old</div><x-field id=own name=own></x-field> \
+                 <input id=page-own disabled><select id=later><option>1</select><input id=read>')",
+        )
+        .await;
+        let state = "return ['rich', 'own', 'page-own', 'later', 'read'].map(id => document.getElementById(id)) \
+             .map(it => it.getAttribute('contenteditable') === 'false' || it.hasAttribute('disabled') || it.hasAttribute('readonly'))";
+        assert_eq!(page.run::<Value>(state).await, json!([false, false, true, false, false]));
+        page.write("rich", "typed").await;
+        page.run::<()>(
+            "const own = document.getElementById('own'); own.value = 'told'; \
+             own.dispatchEvent(new Event('doclock-typed', { bubbles: true }))",
+        )
+        .await;
+        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+        let typed = json!([["/locks/article/about-us", ["rich", "old", "typed"], ["own", "", "told"]]]);
+        assert_eq!(kept(&page).await, typed);
+        page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
+        says(&page, "Nobody").await;
+        assert_eq!(page.run::<Value>(state).await, json!([true, true, true, true, true]));
+        // The page closes two of them itself, meanwhile.
+        page.run::<()>("document.getElementById('later').disabled = true; document.getElementById('read').setAttribute('readonly', '')").await;
+        press(&page, "edit").await;
+        until_mine(&page).await;
+        assert_eq!(page.run::<Value>(state).await, json!([false, false, true, true, true]));
+        assert_eq!(page.run::<Value>("return closes").await, json!([true, false]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn the_bar_stays_in_sight_and_the_page_may_change_its_title() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        alice.run::<()>("document.getElementById('text').rows = 200; scrollTo(0, document.body.scrollHeight)").await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        alice.run::<()>("Object.defineProperty(document, 'hidden', { get: () => true, configurable: true })").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        alice.until(&format!("(box => box.top >= 0 && box.bottom <= innerHeight && box.height > 0)({BAR}('[part=asks]').getBoundingClientRect())")).await;
+        alice.until("document.title.includes('bob')").await;
+        alice.run::<()>("document.title = 'of the page'").await;
+        press(&alice, "refuse").await;
+        bob.until("document.querySelector('doclock-form').lock.asking?.answer === 'no'").await;
+        assert_eq!(alice.run::<String>("return document.title").await, "of the page");
+    })
+    .await;
+}

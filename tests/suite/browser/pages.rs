@@ -603,9 +603,9 @@ async fn a_snapshot_never_changes_and_is_another_one_after_each_change() {
 fn the_modules_can_be_imported_where_there_is_no_page() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web/");
     for (name, exports) in [
-        ("client.js", "DocLock,Fields,place,versionIn"),
+        ("client.js", "DocLock,Fields,Typed,clearedKept,isPost,own,place,same,versionIn"),
         ("elements.js", "texts"),
-        ("keep.js", "clear,keep"),
+        ("keep.js", "clear,keep,settle"),
     ] {
         let code = "import(process.argv[1]).then(it => console.log(Object.keys(it).join()))";
         match Command::new("node").args(["-e", code, &format!("{folder}{name}")]).output() {
@@ -616,6 +616,26 @@ fn the_modules_can_be_imported_where_there_is_no_page() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
         }
     }
+}
+
+/// In Node with jsdom, if both can be had: what a person has typed, by many small forms and by forms at random.
+#[test]
+fn what_a_person_has_typed_is_known_by_field_and_put_back_by_field() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let dom = Command::new(format!("{root}/scripts/web-dom")).output().unwrap();
+    if !dom.status.success() {
+        println!("not run: {}", String::from_utf8_lossy(&dom.stderr));
+        return;
+    }
+    let dom = String::from_utf8(dom.stdout).unwrap();
+    let run = Command::new("node")
+        .args(["--test", "--test-force-exit", "--test-reporter=spec", "tests/web/"])
+        .env("DOCLOCK_DOM", dom.trim())
+        .current_dir(root)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("fail 0"), "{said}");
 }
 
 /// By npm, if it is installed.
