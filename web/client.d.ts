@@ -16,6 +16,10 @@ export interface Standing {
   expiresAt: number | null;
   /** Whether `takeOver` is allowed. */
   mayTakeOver: boolean;
+  /** The holder is the same person, in another session: another browser, or before a new login. */
+  samePerson: boolean;
+  /** Somebody may hear an ask for the lock. */
+  mayAsk: boolean;
   /** `malformed_key`: the key names no document. */
   problem: string | null;
   /** Why no new lock is granted at the moment; `null` if locks are granted. */
@@ -96,14 +100,16 @@ export interface KeptText {
   version: string | null;
   /** Whether the page still shows this version. */
   readonly isCurrent: boolean;
-  /** Whether its form was submitted, and no answer came with this text in it. It may be stored, or changed by the server. */
+  /** Whether its form was submitted, and the server does not know of a save of it. It may be stored, or changed by the server. */
   submitted: boolean;
+  /** The typed values by name: for forms a list, because fields may share a name. A tick or an option is `{ value, on }`. */
   fields: Record<string, unknown>;
   /** The fields into which the person typed, if they differ from the stored text now: as plain text. */
   readonly differences: { name: string; kept: string; now: string }[];
   /**
-   * Puts the typed fields into the page; the others stay. Counts as input. Returns the values that have no place there any
-   * more, by name. A text that was in the page and not stored is offered by `onkept` then.
+   * Puts each typed value into its own field, if that field still has the stored value on which it was typed; the others stay. Counts
+   * as input. Returns the values of the other fields, by name: show them. A text that was in the page and not stored is offered by
+   * `onkept` then.
    */
   restore(): Record<string, unknown>;
   /** Forgets it. */
@@ -124,14 +130,16 @@ export interface KeepOptions {
    * than 1 MB, or the server names `nobody` for whom it could be kept.
    */
   onproblem?(problem: 'full' | 'too_large' | 'unavailable' | 'nobody', error: unknown): void;
-  /** The page shows an unsaved text from the beginning, as after a save that was refused. */
+  /** The page shows an unsaved text from the beginning, as after a save that was refused: what was typed before goes on to be kept. */
   isUnsaved?: boolean;
 }
 
 export interface Keeper {
-  /** The text may have changed. Not needed for forms. */
+  /** Why the latest text is not kept, as `onproblem` was told; `null` once it is kept again. A `change` of the lock tells so. */
+  readonly problem: string | null;
+  /** The person has changed the text. Not needed for forms: an editor in a form dispatches the event `doclock-typed` at its field. */
   changed(): void;
-  /** The text in the page is the stored one now. Saves by `fetch` of the lock are noticed without it. */
+  /** The text in the page is the stored one now. Saves by `fetch` of the lock are noticed without it. After `close` and `clearKept` a keeper does nothing. */
   saved(): Promise<void>;
   /** Forgets the typed text, until more is typed. */
   discard(): Promise<void>;
@@ -240,7 +248,7 @@ export interface DocLockEvents {
 }
 
 /** What a lock says at one moment. */
-export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver'
+export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver' | 'samePerson' | 'mayAsk'
   | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'asks' | 'asking' | 'askProblem' | 'version'>>;
 
 /**
@@ -297,6 +305,8 @@ export class DocLock extends EventTarget {
   readonly since: Date | null;
   readonly expiresAt: number | null;
   readonly mayTakeOver: boolean;
+  readonly samePerson: boolean;
+  readonly mayAsk: boolean;
   /** The token of this acquisition. */
   readonly token: string | null;
   /** Why no new lock is granted at the moment; `null` if locks are granted. */
@@ -340,8 +350,9 @@ export class DocLock extends EventTarget {
   /** The person is active: postpones an `idle` end. Resolves with whether no end comes soon. */
   extend(): Promise<boolean>;
   /**
-   * Keeps the text of a form, or of another editor, in this browser until it is saved: by person and document, for 30
-   * days (browsers may forget sooner), at most 1 MB each and 50 documents. Call it when the stored text is in the page.
+   * Keeps what the person types into a form, or into another editor, in this browser until it is saved: by person and document, for 30
+   * days (browsers may forget sooner), at most 1 MB each and 50 documents. Call it when the stored text is in the page. Only the
+   * person's own input counts, field by field; changes by scripts do not.
    * Not kept: passwords, files, hidden fields, fields within `data-doclock-keep="no"`, and texts of visitors without a
    * name (see `identify` of the server). It sets `autocomplete="off"` on the form: otherwise browsers put the text of an
    * earlier visit over the stored one.
@@ -353,6 +364,13 @@ export class DocLock extends EventTarget {
    * with `false` if the person wants to keep them.
    */
   static clearKept(ask?: (count: number) => boolean | Promise<boolean>): Promise<boolean>;
+  /** For a page without the form, to which a save leads: forgets the text that was sent, if the server knows that it was saved. `doclock-saved` does the same. */
+  static settleKept(url: string | URL): Promise<void>;
+  /**
+   * Asks what became of a form that the browser has sent with this token and version: resolves with the version that was saved under
+   * that lock, or with `null` if none was, or if the server does not know.
+   */
+  wasSaved(sent: { token: string; version: string }): Promise<string | null>;
   /** Takes the lock from another tab, or from another person if `mayTakeOver`. Never rejects. */
   takeOver(): Promise<DocLock['state']>;
   /**
@@ -383,14 +401,14 @@ export class DocLock extends EventTarget {
    * `fetch` with the proof that this page holds the lock. If the server refuses the request because
    * of the lock, `lost` is set when this resolves. Rejects if this page does not hold the lock.
    * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all. `saves`:
-   * whether a write stores the text of the page (default: true); say `false` for a comment or an attachment, so that the text
-   * stays kept. `lock_token`, `tab` and `version` are taken out of the address: the headers say them. A save that names a
+   * whether a write stores the text of the page (default: true, and `false` for a PATCH); say `false` for a comment or an attachment, so
+   * that the text stays kept, or the names of the fields that are saved. `lock_token`, `tab` and `version` are taken out of the address: the headers say them. A save that names a
    * version waits for the one before.
    */
   fetch(
     url: RequestInfo | URL,
     init?: RequestInit,
-    options?: { releases?: boolean, saves?: boolean, locks?: DocLock[] },
+    options?: { releases?: boolean, saves?: boolean | string[], locks?: DocLock[] },
   ): Promise<Response>;
 
   // For requests that `fetch` of the lock does not send.
@@ -408,9 +426,10 @@ export class DocLock extends EventTarget {
   address(url: string | URL): string;
   /**
    * The write with `headers()` is stored: takes the version from the `ETag`, and keeps the text no longer that the page showed when
-   * `headers` was called. Do not call it for another page that has answered, such as a login page after a redirect.
+   * `headers` was called, in all fields or in those with these names. Do not call it for another page that has answered, such as a login
+   * page after a redirect.
    */
-  saved(answer: Response | XMLHttpRequest | { headers: object }): void;
+  saved(answer: Response | XMLHttpRequest | { headers: object }, saves?: boolean | string[]): void;
   /**
    * The write with `headers()` is not stored. Resolves with `true` if it may have been refused because of the lock; `lost` is set by
    * then, if the lock is lost. The body is JSON, as text or as a value in `data`; other bodies are ignored.

@@ -265,6 +265,8 @@ function standing({ sent, date, body }) {
     since: body.since ? new Date(Date.parse(body.since) + skew) : null,
     expiresAt: body.expires_in_ms === undefined ? null : sent.wall + body.expires_in_ms,
     mayTakeOver: Boolean(body.may_take_over),
+    samePerson: Boolean(body.same_person),
+    mayAsk: body.state === 'held' && body.may_ask !== false,
     problem: body.state === 'unknown' ? body.problem : null,
     frozen: freeze ? { reason: freeze.reason, until: new Date(Date.parse(freeze.until) + skew) } : null,
   };
@@ -290,11 +292,8 @@ function decoded(part) {
 /** Which version the server has stored for the form that was sent with this token and version; `null` if none, or if it does not know. */
 async function wasSaved(url, { token, version }) {
   if (!token || !version) return null;
-  const body = { ask: uuid(), answer: 'no' };   // nobody has asked so: what is refused names the save under its lock
-  const { body: told } = await request('POST', `${url}/answer?lock_token=${token}&version=${version}`, PROMISED.nothing, { body });
-  if (told.saved || told.code !== 'no_such_ask') return versionIn(told.saved);
-  const { body: now } = await request('GET', `${url}?shown=${version}`, PROMISED.state);   // the lock is still there: nobody else has saved
-  return now.current === false ? now.version ?? null : null;
+  const { body } = await request('GET', `${url}?shown=${version}&saved_under=${token}`, PROMISED.state);
+  return versionIn(body.saved);
 }
 
 const AT_ONCE = 200;   // as many as the server allows
@@ -900,7 +899,7 @@ export class Fields extends Typed {
 
 // ---- the lock -------------------------------------------------------------------------------
 
-const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost', 'waiting', 'busy',
+const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'samePerson', 'mayAsk', 'frozen', 'lost', 'waiting', 'busy',
   'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking', 'askProblem'];
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
@@ -1051,7 +1050,7 @@ const NOTHING = Object.freeze([]);
 
 /** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
 class PageLock {
-  url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; frozen = null; lost = null;
+  url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; samePerson = false; mayAsk = false; frozen = null; lost = null;
   waiting = false; token = null; ending = null; warnMs = 0;
   asks = NOTHING;        // the asks of others, while this page has the lock
   asking = null;         // the ask of this page, while another person has the lock
@@ -1443,7 +1442,7 @@ class PageLock {
     clearTimeout(this.#lookTimer);
     const { key, token, current = null, version } = answer.body, { since } = standing(answer);
     Object.assign(
-      this, { key, token, since, current, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false, asking: null, askProblem: null });
+      this, { key, token, since, current, holder: null, mayTakeOver: false, samePerson: false, mayAsk: false, frozen: null, lost: null, waiting: false, asking: null, askProblem: null });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;

@@ -17,5 +17,13 @@ declare global {
   interface HTMLElementTagNameMap {
     'doclock-form': DocLockForm;
     'doclock-badge': HTMLElement;
+    /** On a page without the form: see `settleKept` of `DocLock`. */
+    'doclock-saved': HTMLElement;
+  }
+  interface HTMLElementEventMap {
+    /** At the form: a text of it is about to be sent. An editor of the page writes its text into its field. */
+    'doclock-read': CustomEvent<null>;
+    /** At the form, which is closed or opened: an editor of the page does the same. */
+    'doclock-close': CustomEvent<{ isClosed: boolean }>;
   }
 }

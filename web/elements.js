@@ -13,7 +13,6 @@ const AGAIN_MS = 1_000;    // a second submit within this time is a double click
 const SETTLED_MS = 400;    // a click within this time may be meant for the button that stood there before
 const SLOW_MS = 1_000;     // after this time without an answer, the person is told
 const PASSED_MS = 30_000;  // how long a save may take that hands the document over
-const PAST_MS = 5_000;     // the lock of a page that was left is released by then
 const LEAVING_MS = 5_000;  // after a submit, the page is probably about to go
 
 // ---- the texts ------------------------------------------------------------------------------
@@ -23,9 +22,9 @@ export const texts = {
   en: {
     somebody: 'Somebody', asking: 'Waiting for the server.', address: 'This form has no lock: its address is wrong.',
     held: '{holder} has been editing this since {since}.', other: '{holder} is editing this.', mine: 'You are editing this.',
-    mine_elsewhere: 'You are editing this in another tab.', free: 'Nobody is editing this now.', granted: 'You can edit now.',
+    mine_elsewhere: 'You are editing this in another tab.', mine_session: 'You have been editing this since {since}, in another browser or before a new login.', free: 'Nobody is editing this now.', granted: 'You can edit now.',
     waiting: 'You can edit as soon as it is free. This page will tell you.',
-    sure: '{holder} cannot save any more then, and keeps the typed text. Take over?',
+    sure: '{holder} cannot save any more then, and keeps the typed text. Take over?', sure_session: 'You cannot save there any more then. What you typed there stays there. Take over?',
     frozen: 'Nobody can start to edit before {until}.', reason: 'Reason: {reason}', offline: 'The server cannot be reached.',
     problem: 'The server says: {detail}', login_required: 'Log in to edit this.', until: 'Your lock lasts until {until}.',
     stale: 'This document has been saved since this page was opened.', saved: '{by} has saved this document.',
@@ -50,9 +49,9 @@ export const texts = {
   de: {
     somebody: 'Jemand', asking: 'Der Server hat noch nicht geantwortet.', address: 'Dieses Formular hat keine Sperre: Seine Adresse ist falsch.',
     held: '{holder} bearbeitet dies seit {since}.', other: '{holder} bearbeitet dies.', mine: 'Sie bearbeiten dies.',
-    mine_elsewhere: 'Sie bearbeiten dies in einem anderen Tab.', free: 'Niemand bearbeitet dies jetzt.', granted: 'Sie können es jetzt bearbeiten.',
+    mine_elsewhere: 'Sie bearbeiten dies in einem anderen Tab.', mine_session: 'Sie bearbeiten dies seit {since}, in einem anderen Browser oder vor einer neuen Anmeldung.', free: 'Niemand bearbeitet dies jetzt.', granted: 'Sie können es jetzt bearbeiten.',
     waiting: 'Sie können es bearbeiten, sobald es frei ist. Diese Seite sagt es Ihnen.',
-    sure: '{holder} kann dann nicht mehr speichern und behält den getippten Text. Übernehmen?',
+    sure: '{holder} kann dann nicht mehr speichern und behält den getippten Text. Übernehmen?', sure_session: 'Dort können Sie dann nicht mehr speichern. Was Sie dort getippt haben, bleibt dort. Übernehmen?',
     frozen: 'Vor {until} kann niemand mit dem Bearbeiten beginnen.', reason: 'Grund: {reason}', offline: 'Der Server ist nicht erreichbar.',
     problem: 'Der Server sagt: {detail}', login_required: 'Melden Sie sich an, um dies zu bearbeiten.', until: 'Ihre Sperre gilt bis {until}.',
     stale: 'Das Dokument wurde gespeichert, seit diese Seite geöffnet wurde.', saved: '{by} hat dieses Dokument gespeichert.',
@@ -458,12 +457,12 @@ class Editing {
       return this.#isKept ? {} : { kind: 'info', says: ['unkept'] };
     }
     if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === this.#holder) {
-      return { kind: 'warn', says: ['sure', lock], does: ['no', 'yes'] };
+      return { kind: 'warn', says: [lock.samePerson ? 'sure_session' : 'sure', lock], does: ['no', 'yes'] };
     }
     const asked = lock.asking && this.#whatIsAsked(lock.asking);
     if (state === 'held' && this.#writesTo !== null && this.#writesTo === this.#holder) return { kind: 'info', says: this.#standing(), asks: true, does: ['send', 'cancel'] };
     const does = lock.waiting ? ['stop'] : state === 'held' ? ['wait'] : ['mine_elsewhere', 'frozen'].includes(state) ? [] : ['edit'];
-    if (state === 'held' && lock.holder && !asked && this.#element.getAttribute('ask') !== 'no') does.push('ask');
+    if (state === 'held' && lock.holder && lock.mayAsk && !lock.samePerson && !asked && this.#element.getAttribute('ask') !== 'no') does.push('ask');
     if (lock.mayTakeOver || state === 'mine_elsewhere') does.push('takeOver');
     if (lost) {
       if (performance.now() - this.#left < LEAVING_MS) return {};
@@ -493,8 +492,8 @@ class Editing {
   }
 
   #standing() {
-    const { state, since, frozen } = this.lock;
-    return state === 'frozen' ? ['frozen', frozen] : [state === 'held' && !since ? 'other' : state, this.lock];
+    const { state, since, frozen, samePerson } = this.lock;
+    return state === 'frozen' ? ['frozen', frozen] : [state !== 'held' ? state : samePerson ? 'mine_session' : since ? 'held' : 'other', this.lock];
   }
 
   #loss({ kind, by }) {
@@ -820,9 +819,7 @@ class DocLockBadge extends Base {
 
 class DocLockSaved extends Base {
   connectedCallback() {
-    const url = this.getAttribute('lock'), settles = () => this.isConnected && DocLock.settleKept(url).catch(error => console.error('doclock-saved:', error));
-    settles();
-    setTimeout(settles, PAST_MS);   // the server knows it when the lock of the page before has gone
+    DocLock.settleKept(this.getAttribute('lock')).catch(error => console.error('doclock-saved:', error));
   }
 }
 
