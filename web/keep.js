@@ -233,7 +233,7 @@ class Keeper {
   }
 
   /** The page tells of an editor of its own. */
-  changed() { if (!this.#ends.signal.aborted) this.#typed.hear?.({}); }
+  changed() { this.#typed.hear?.({}); }
   async saved() { return this.#all(() => this.#typed.saved(this.#typed.values)); }
   async discard() { return this.#all(() => this.#typed.discard()); }
 
@@ -284,7 +284,7 @@ class Keeper {
 
   // One write at a time, and then one more if something has come meanwhile.
   #write() {
-    if (!this.#page.person || this.#isForgotten) return this.#reading;   // and then
+    if (!this.#page.person) return this.#reading;   // and then
     return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
   }
 

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { Lock, forgetAll, keep, keeping, person, rows, show, sleep, window } from './page.mjs';
+import { Fields, Lock, forgetAll, keep, keeping, person, rows, show, sleep, window } from './page.mjs';
 
 const value = name => [...document.querySelectorAll(`#form [name="${name}"]`)].map(it => it.type === 'checkbox' ? it.checked : it.value);
 
@@ -133,6 +133,8 @@ test('a dialog and a preview save nothing, and a form that was sent is kept unti
   const unknown = await keep(show('<input name=a>'), { lock: new Lock(undefined, 'v2', 't2') });
   assert.deepEqual(unknown.found.map(it => it.submitted), [true]);
   await unknown.end();
+  // What was typed after that is not saved.
+  await unknown.end();
   // A colleague has changed it since; but it was saved.
   const asked = [], later = await keep(show('<input name=a value="typed, and more by a colleague">'), { lock: new Lock(undefined, 'v3', 't3'), saved: sent => asked.push(sent.token) && 'v2' });
   assert.deepEqual([later.found.length, asked, await rows()], [0, ['t1'], []]);
@@ -193,17 +195,22 @@ test('a field that has ever been a password stays one, also if another element t
 });
 
 test('what counts is the clock of the server, and a wrong clock of the computer deletes no text', async () => {
-  const one = await keep(show('<input name=a>'));
-  person.types(one.fields.form.elements.a, 'typed');
-  await one.crash();
   const real = Date.now;
+  Date.now = () => real() - 25 * 365 * 86_400_000;   // the computer was started without its clock
+  const form = show('<input name=a>'), fields = new Fields(form);
+  fields.listen();
+  const one = keeping.keep(new Lock(), { person: 'alice', ahead: Date.now() - real() }, fields, {});
+  person.types(form.elements.a, 'typed');
+  await one.flush();
+  one.close();
+  Date.now = real;
   try {
     for (const year of [2001, 2060]) {
       Date.now = () => new Date(`${year}-01-01`).getTime();
-      const ahead = Date.now() - real(), fields = show('<input name=a>'), found = [];
+      const ahead = Date.now() - real(), found = [];
       const lock = new Lock(undefined, 'v2'), keeper = keeping.keep(lock, { person: 'alice', ahead, wasSaved: async () => null }, { read: () => ({}), write() {} }, { onkept: it => found.push(it) });
       await sleep(50);
-      assert.equal(found.length, 1, `${year}: ${fields.id}`);
+      assert.equal(found.length, 1, String(year));
       keeper.close();
     }
   } finally {
@@ -226,4 +233,15 @@ test('only typed text counts for 1 MB, and a browser that keeps again says so', 
   await page.keeper.flush();
   assert.deepEqual([page.problems, page.keeper.problem, changes], [['too_large'], null, 1]);
   await page.end();
+});
+
+test('what was typed after a form was sent is not saved with it', async () => {
+  const form = show('<input name=a><input name=b>'), page = await keep(form);
+  person.types(form.elements.a, 'sent');
+  submit(form);
+  person.types(form.elements.b, 'typed after that');
+  await page.crash();
+  const next = await keep(show('<input name=a value=sent><input name=b>'), { lock: new Lock(undefined, 'v2', 't2'), saved: () => 'v2' });
+  assert.deepEqual([next.found.map(it => it.fields), (await rows()).map(it => it.records.length)], [[{ b: ['typed after that'] }], [1]]);
+  await next.end();
 });
