@@ -35,11 +35,11 @@ export const locks = {
   },
 };
 
-for (const name of ['document', 'location', 'localStorage', 'sessionStorage', 'Element', 'HTMLElement', 'HTMLFormElement', 'Event', 'CustomEvent', 'EventTarget',
+for (const name of ['document', 'Document', 'location', 'localStorage', 'sessionStorage', 'Element', 'HTMLElement', 'HTMLFormElement', 'Event', 'CustomEvent', 'EventTarget',
   'MutationObserver', 'AbortController', 'AbortSignal', 'DOMException', 'customElements', 'Node', 'Blob', 'MouseEvent', 'CSSStyleSheet']) {
   Object.defineProperty(globalThis, name, { value: window[name] ?? class {}, configurable: true, writable: true });
 }
-Object.defineProperty(globalThis, 'navigator', { value: { locks, language: 'en' }, configurable: true });
+Object.defineProperty(globalThis, 'navigator', { value: { locks, language: 'en', userAgent: 'jsdom' }, configurable: true });
 globalThis.window = window;
 globalThis.addEventListener = window.addEventListener.bind(window);
 globalThis.dispatchEvent = window.dispatchEvent.bind(window);
@@ -59,7 +59,7 @@ globalThis.fetch = async (url, init = {}) => {
 
 /** An event as the browser itself sends it. */
 export function trusted(target, type, init = {}) {
-  const event = new window.Event(type, { bubbles: true, composed: true, ...init });
+  const event = new (type === 'click' ? window.MouseEvent : window.Event)(type, { bubbles: true, composed: true, ...init });
   event[implSymbol].isTrusted = true;
   target[implSymbol]._dispatch(event[implSymbol]);
 }
@@ -73,8 +73,12 @@ export const person = {
   types(field, text) {
     person.enters(field);
     trusted(field, 'beforeinput');
-    field.hasAttribute('contenteditable') ? field.innerHTML = text : field.value = text;
+    field.hasAttribute('contenteditable') ? field.innerHTML = text : Reflect.set(Object.getPrototypeOf(field), 'value', text, field);   // as a browser, past React
     trusted(field, 'input');
+  },
+  clicks(field) {
+    person.enters(field);
+    trusted(field, 'click', { cancelable: true });   // ticks a box, as in a browser
   },
   ticks(field, isOn = true) {
     person.enters(field);
