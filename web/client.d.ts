@@ -107,8 +107,8 @@ export interface KeptText {
   /** The fields into which the person typed, if they differ from the stored text now: as plain text. */
   readonly differences: { name: string; kept: string; now: string }[];
   /**
-   * Puts each typed value into its own field, if that field still has the stored value on which it was typed; the others stay. Counts
-   * as input. Returns the values of the other fields, by name: show them. A text that was in the page and not stored is offered by
+   * Puts each typed value into its own field, if that field is still there; the others stay. Counts
+   * as input. Returns the values that have no place, by name: show them. A text that was in the page and not stored is offered by
    * `onkept` then.
    */
   restore(): Record<string, unknown>;

@@ -125,12 +125,12 @@ class Told extends Typed {
   adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it }); }
 
   put(records) {
-    const fit = records.filter(it => this.shows(it) || same(this.stored(it), it.base)), before = new Map(this.records);
-    for (const it of fit) this.records.set(it.name, { ...it, isSent: false });
-    const left = fit.length ? this.#source.write(this.show(fit)) ?? {} : {};
+    const before = new Map(this.records);
+    for (const it of records) this.records.set(it.name, { ...it, base: this.stored(it), isSent: false });
+    const left = this.#source.write(this.show(records)) ?? {};
     for (const name of Object.keys(left)) before.has(name) ? this.records.set(name, before.get(name)) : this.records.delete(name);
     this.changed();
-    return records.filter(it => !fit.includes(it) || Object.hasOwn(left, it.name));
+    return records.filter(it => Object.hasOwn(left, it.name));
   }
 
   plain(_, value) { return value && typeof value === 'object' ? JSON.stringify(value) : String(value ?? ''); }

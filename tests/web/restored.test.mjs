@@ -45,6 +45,15 @@ test('without a key, fields with one name get their text only if their number an
   }
 });
 
+test('what a colleague has stored since is shown beside the text, and replaced only in a field that is surely the same', async () => {
+  const types = name => form => person.types(form[name], 'typed');
+  const named = await across('<input name=a value=1>', types('a'), '<input name=a value="of a colleague">');
+  assert.deepEqual([named.left, value('a')], [{}, ['typed']]);
+  const numbered = await across('<input name=a_0 value=1><input name=a_1 value=2>', types('a_1'), '<input name=a_0 value=9><input name=a_1 value=1><input name=a_2 value=2>');
+  assert.deepEqual([numbered.left, value('a_1'), value('a_2')], [{ a_1: ['typed'] }, ['1'], ['2']]);
+  assert.deepEqual(numbered.differences, [{ name: 'a_1', kept: 'typed', now: '1' }]);
+});
+
 test('ticks and options keep those of a colleague, and a choice that has gone is told', async () => {
   const box = (value, isOn) => `<input type=checkbox name=c value=${value} ${isOn ? 'checked' : ''}>`;
   const options = (...all) => `<select multiple name=s>${all.map(([it, on]) => `<option ${on ? 'selected' : ''}>${it}</option>`).join('')}</select>`;

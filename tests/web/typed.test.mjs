@@ -158,6 +158,7 @@ test('an editor without a form tells of its changes', async () => {
   await two.crash();
   shown = { body: 'of a colleague', title: 't' };
   const three = await keep(source, { lock: new Lock(undefined, 'v2') });
-  assert.deepEqual([three.found[0].restore(), shown.body], [{ body: 'typed' }, 'of a colleague']);
+  assert.deepEqual(three.found[0].differences, [{ name: 'body', kept: 'typed', now: 'of a colleague' }]);
+  assert.deepEqual([three.found[0].restore(), shown.body, three.keeper.problem], [{}, 'typed', null]);
   await three.end();
 });
