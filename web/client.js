@@ -591,6 +591,21 @@ const ROW_ID = /(^|[-_.[])id\]?$|[a-z]Id\]?$/;   // the name of a hidden field t
 // Marks a field that is closed because of a lock by this attribute, also in a copy of the page that a script has kept.
 const CLOSED = 'data-doclock-closed';
 
+// What the page itself opens or closes while a form is closed, is so when the form is opened. One observer for all forms, which do
+// not take each other for the page.
+function hearPage(all) {
+  for (const { target, attributeName } of all) {
+    if (target.getAttribute(CLOSED)?.toLowerCase().split(':')[0] === attributeName) target.removeAttribute(CLOSED);
+  }
+}
+
+const watched = new WeakMap();
+function watch(root) {
+  if (!watched.has(root)) watched.set(root, new MutationObserver(hearPage));
+  watched.get(root).observe(root, { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
+  return watched.get(root);
+}
+
 const nameOf = field => field.getAttribute('name') || field.id;
 const isRich = field => field.hasAttribute('contenteditable');
 
@@ -668,7 +683,7 @@ export class Fields extends Typed {
   #before = new WeakMap();   // the values before the first input
   #ids = new WeakMap();      // of the records, by field
   #secrets = new Set();      // the names of fields that have ever been passwords: a button may show them
-  #listening = null; #byProgram = null; #isReset = false; #isOpen = null; #observer = null; #shown; #uses = 0;
+  #listening = null; #byProgram = null; #isReset = false; #isOpen = null; #shown; #uses = 0;
 
   constructor(form) {
     super();
@@ -692,7 +707,7 @@ export class Fields extends Typed {
   /** The places with this name, or all. */
   #places(name) {
     const radios = new Set();
-    return [...this.#elements, ...this.#rich].filter(it => this.#isKept(it) && (name === undefined || nameOf(it) === name)).flatMap(field => {
+    return [...this.#elements, ...this.#rich].filter(it => (name === undefined || nameOf(it) === name) && this.#isKept(it)).flatMap(field => {
       if (field.type === 'select-multiple') return [...field.options].map(it => new Place(this.form, field, it));
       if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
       return [new Place(this.form, field)];
@@ -866,8 +881,8 @@ export class Fields extends Typed {
 
   /** Opens what was closed, or closes all fields, so that their text can still be read and copied. */
   open(isOpen) {
-    if (!isOpen) this.#observe();
-    this.#hearPage(this.#observer?.takeRecords() ?? []);
+    const page = watch(own(this.form, 'getRootNode')());
+    hearPage(page.takeRecords());
     for (const field of [...this.#elements, ...this.#rich]) {
       const [closed, before] = field.getAttribute(CLOSED)?.toLowerCase().split(':') ?? [];
       if (isOpen && closed) {
@@ -880,22 +895,9 @@ export class Fields extends Typed {
       field.setAttribute(how, isRich(field) ? 'false' : '');
       field.setAttribute(CLOSED, isRich(field) ? `${how}:${is}` : how);
     }
-    this.#observer?.takeRecords();
+    page.takeRecords();
     if (isOpen !== this.#isOpen) own(this.form, 'dispatchEvent')(new CustomEvent('doclock-close', { bubbles: true, detail: { isClosed: !isOpen } }));
     this.#isOpen = isOpen;
-  }
-
-  #observe() {
-    if (this.#observer) return;
-    this.#observer = new MutationObserver(all => this.#hearPage(all));
-    this.#observer.observe(own(this.form, 'getRootNode')(), { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
-  }
-
-  /** What the page disables itself while the form is closed stays so. */
-  #hearPage(all) {
-    for (const { target, attributeName } of all) {
-      if (target.getAttribute(CLOSED)?.toLowerCase().split(':')[0] === attributeName) target.removeAttribute(CLOSED);
-    }
   }
 }
 

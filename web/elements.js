@@ -232,6 +232,7 @@ class Editing {
     if (!version) return;
     this.#isSaved(sent.values, true);
     if (this.stale === version || this.stale === null && this.lock.version === sent.version) this.shows(version);
+    if (!this.lock.token && !this.#isLazy) this.lock.acquire();   // as a page that is opened
     this.#draw();
   }
 
