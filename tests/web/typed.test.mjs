@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { Lock, forgetAll, keep, person, rows, show, sleep, trusted, window } from './page.mjs';
+import { Fields, Lock, forgetAll, keep, person, rows, show, sleep, trusted, window } from './page.mjs';
 
 const heard = (field, ...types) => { for (const type of types) field.dispatchEvent(new window.Event(type, { bubbles: true })); };
 
@@ -161,4 +161,29 @@ test('an editor without a form tells of its changes', async () => {
   assert.deepEqual(three.found[0].differences, [{ name: 'body', kept: 'typed', now: 'of a colleague' }]);
   assert.deepEqual([three.found[0].restore(), shown.body, three.keeper.problem], [{}, 'typed', null]);
   await three.end();
+});
+
+test('a form is closed with its editors, and what the page closes itself stays closed', async () => {
+  const form = show(`<textarea name=t>x</textarea><input type=checkbox name=c><select name=s><option>1</select><input name=own readonly><div id=rich contenteditable=plaintext-only>y</div>
+    <button type=button>B</button><button>S</button><input name=later>`);
+  const told = [], fields = new Fields(form), { t, c, s, own, later } = form.elements, rich = document.getElementById('rich');
+  form.addEventListener('doclock-close', ({ detail }) => told.push(detail.isClosed));
+  const closed = () => [t.readOnly, c.disabled, s.disabled, own.readOnly, rich.getAttribute('contenteditable') === 'false', ...[...form.querySelectorAll('button')].map(it => it.disabled), later.readOnly];
+  fields.open(true);
+  assert.deepEqual(closed(), [false, false, false, true, false, false, false, false]);
+  fields.open(false);
+  assert.deepEqual(closed(), [true, true, true, true, true, false, true, true]);
+  s.disabled = true;        // by the page
+  later.readOnly = true;
+  await sleep(1);
+  fields.open(false);
+  // Another element takes the form over, and closes it for itself.
+  new Fields(form).open(true);
+  const next = new Fields(form);
+  next.open(false);
+  await sleep(1);
+  next.open(true);
+  assert.deepEqual(closed(), [false, false, true, true, false, false, false, true]);
+  assert.equal(rich.getAttribute('contenteditable'), 'plaintext-only');
+  assert.deepEqual(told.slice(0, 2), [false, true], 'told once for each change');
 });
