@@ -227,6 +227,7 @@ class Editing {
   /** By Back, from the page that has followed the form: if that was saved, this page shows what is stored. */
   async #comesBack() {
     this.#staysHere();
+    this.#submitted = this.#left = -Infinity;
     const sent = this.#sent, version = sent && await this.lock.wasSaved(sent);
     this.#sent = null;
     if (!version) return;
@@ -602,7 +603,7 @@ class DocLockForm extends Base {
 
   #meet() {
     if (!this.isConnected || document.readyState === 'loading') return;
-    const isOurs = form => form?.closest('doclock-form') === this;
+    const isOurs = form => form && own(form, 'closest')('doclock-form') === this;
     const form = isOurs(this.#form) ? this.#form : [...this.querySelectorAll('form')].find(isOurs) ?? null;
     if (form === this.#form) this.#draw();   // it may have new fields
     else this.#begin(form);

@@ -831,3 +831,55 @@ async fn the_bar_stays_in_sight_and_the_page_may_change_its_title() {
     })
     .await;
 }
+
+/// As htmx does with `hx-swap="outerHTML"`: the answer takes the place of the element, which hears of nothing any more.
+#[actix_web::test]
+async fn a_text_whose_answer_takes_the_place_of_its_element_is_saved_and_words_after_it_are_kept() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        writes(&page, "saved").await;
+        let sends = "const done = arguments[0], old = document.querySelector('doclock-form'), { lock } = old; \
+             window.old = old; \
+             fetch(location.pathname, { method: 'POST', headers: lock.headers(), body: new URLSearchParams(new FormData(old.querySelector('form'))) }) \
+                 .then(it => it.text()).then(text => { \
+                     old.outerHTML = new DOMParser().parseFromString(text, 'text/html').querySelector('doclock-form').outerHTML; \
+                     setTimeout(done, 1500); \
+                 })";
+        page.run_async::<()>(sends).await;
+        page.until("document.querySelector('doclock-form') !== window.old").await;
+        until_mine(&page).await;
+        assert_eq!(page.value("text").await, "saved");
+        assert_eq!(kept(&page).await, json!([]));
+        assert!(!page.run::<bool>(&format!("return {BAR}('[part=discard]').checkVisibility()")).await);
+        writes(&page, "and more").await;
+        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+        assert_eq!(kept(&page).await, json!([["/locks/article/about-us", ["text", "saved", "and more"]]]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn the_fields_of_a_form_may_have_the_names_of_its_methods() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        page.run::<()>(
+            "const names = ['dataset', 'setAttribute', 'getAttribute', 'removeAttribute', 'getRootNode', 'closest', 'contains', 'dispatchEvent', 'requestSubmit', 'elements', 'ownerDocument']; \
+             document.querySelector('doclock-form').innerHTML = `<form method=post action='${location.pathname}'>${names.map(it => `<input id='${it}' name='${it}'>`).join('')}<input id=text></form>`",
+        )
+        .await;
+        until_mine(&page).await;
+        page.write("closest", "typed").await;
+        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+        assert_eq!(kept(&page).await, json!([["/locks/article/about-us", ["closest", "", "typed"]]]));
+        page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
+        page.until("document.getElementById('closest').readOnly").await;
+        press(&page, "edit").await;
+        until_mine(&page).await;
+        assert!(!page.run::<bool>("return document.getElementById('closest').readOnly").await);
+    })
+    .await;
+}
