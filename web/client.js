@@ -236,7 +236,7 @@ const PERSON_CHANGED = {
 };
 
 /** The version in an `ETag`, if it is one of ours. A proxy that compresses makes it weak, and may add its own ending. */
-export const versionIn = tag => tag?.match(/^(?:W\/)?"?([0-9a-f]{32})(?:-\w+)?"?$/)?.[1] ?? null;
+export const versionIn = tag => tag?.match(/^(?:W\/)?"?([0-9a-f]{32})(?![\p{L}\p{N}])[^"]*"?$/u)?.[1] ?? null;
 
 /** The address without what the headers say. */
 function bare(url) {

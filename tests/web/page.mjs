@@ -100,7 +100,7 @@ export function show(html) {
   return document.getElementById('form');
 }
 
-export const { DocLock, Fields, Typed } = await import('../../web/client.js');
+export const { DocLock, Fields, Typed, versionIn } = await import('../../web/client.js');
 export const keeping = await import('../../web/keep.js');
 
 /** A lock as far as `keep.js` uses it, of the version that the page shows. */

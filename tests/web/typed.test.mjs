@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { Fields, Lock, forgetAll, keep, person, rows, show, sleep, trusted, window } from './page.mjs';
+import { Fields, Lock, forgetAll, keep, person, rows, show, sleep, trusted, versionIn, window } from './page.mjs';
 
 const heard = (field, ...types) => { for (const type of types) field.dispatchEvent(new window.Event(type, { bubbles: true })); };
 
@@ -186,4 +186,10 @@ test('a form is closed with its editors, and what the page closes itself stays c
   assert.deepEqual(closed(), [false, false, true, true, false, false, false, true]);
   assert.equal(rich.getAttribute('contenteditable'), 'plaintext-only');
   assert.deepEqual(told.slice(0, 2), [false, true], 'told once for each change');
+});
+
+test('a version is known by its digits, whatever a proxy has added', () => {
+  const version = '0123456789abcdef'.repeat(2);
+  for (const tag of [version, `"${version}"`, `W/"${version}"`, ...['-gzip', '--gzip', ';br', '_zstd', '+', '/1'].map(it => `"${version}${it}"`)]) assert.equal(versionIn(tag), version, tag);
+  for (const tag of [null, '', '"x"', `"${version}0"`, `"${version}a"`, `"${version.slice(1)}"`]) assert.equal(versionIn(tag), null, tag);
 });
