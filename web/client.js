@@ -591,20 +591,14 @@ const ROW_ID = /(^|[-_.[])id\]?$|[a-z]Id\]?$/;   // the name of a hidden field t
 // Marks a field that is closed because of a lock by this attribute, also in a copy of the page that a script has kept.
 const CLOSED = 'data-doclock-closed';
 
-// What the page itself opens or closes while a form is closed, is so when the form is opened. One observer for all forms, which do
-// not take each other for the page.
+// What the page itself opens or closes while a form is closed, is so when the form is opened. There is one observer for all forms,
+// wherever they stand: they do not take each other for the page.
 function hearPage(all) {
   for (const { target, attributeName } of all) {
     if (target.getAttribute(CLOSED)?.toLowerCase().split(':')[0] === attributeName) target.removeAttribute(CLOSED);
   }
 }
-
-const watched = new WeakMap();
-function watch(root) {
-  if (!watched.has(root)) watched.set(root, new MutationObserver(hearPage));
-  watched.get(root).observe(root, { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
-  return watched.get(root);
-}
+const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
 const isRich = field => field.hasAttribute('contenteditable');
@@ -881,8 +875,8 @@ export class Fields extends Typed {
 
   /** Opens what was closed, or closes all fields, so that their text can still be read and copied. */
   open(isOpen) {
-    const page = watch(own(this.form, 'getRootNode')());
-    hearPage(page.takeRecords());
+    closings.observe(own(this.form, 'getRootNode')(), { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
+    hearPage(closings.takeRecords());
     for (const field of [...this.#elements, ...this.#rich]) {
       const [closed, before] = field.getAttribute(CLOSED)?.toLowerCase().split(':') ?? [];
       if (isOpen && closed) {
@@ -895,7 +889,7 @@ export class Fields extends Typed {
       field.setAttribute(how, isRich(field) ? 'false' : '');
       field.setAttribute(CLOSED, isRich(field) ? `${how}:${is}` : how);
     }
-    page.takeRecords();
+    closings.takeRecords();
     if (isOpen !== this.#isOpen) own(this.form, 'dispatchEvent')(new CustomEvent('doclock-close', { bubbles: true, detail: { isClosed: !isOpen } }));
     this.#isOpen = isOpen;
   }

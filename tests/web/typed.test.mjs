@@ -185,6 +185,15 @@ test('a form is closed with its editors, and what the page closes itself stays c
   next.open(true);
   assert.deepEqual(closed(), [false, false, true, true, false, false, false, true]);
   assert.equal(rich.getAttribute('contenteditable'), 'plaintext-only');
+  // Removed, opened, and put back, as by a framework.
+  next.open(false);
+  form.remove();
+  next.open(true);
+  document.body.append(form);
+  next.open(false);
+  await sleep(1);
+  next.open(true);
+  assert.deepEqual(closed(), [false, false, true, true, false, false, false, true]);
   assert.deepEqual(told.slice(0, 2), [false, true], 'told once for each change');
 });
 
