@@ -622,7 +622,7 @@ fn the_modules_can_be_imported_where_there_is_no_page() {
 #[test]
 fn what_a_person_has_typed_is_known_by_field_and_put_back_by_field() {
     let root = env!("CARGO_MANIFEST_DIR");
-    let dom = Command::new(format!("{root}/scripts/web-dom")).output().unwrap();
+    let dom = Command::new(format!("{root}/scripts/tool")).arg("dom").output().unwrap();
     if !dom.status.success() {
         println!("not run: {}", String::from_utf8_lossy(&dom.stderr));
         return;
