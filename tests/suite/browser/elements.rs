@@ -366,13 +366,13 @@ async fn the_same_pages_work_without_javascript() {
         // Without the lock nothing is saved, and the text stays.
         alice.write("text", "typed").await;
         alice.click("save").await;
-        alice.until_says("why", "does not hold the lock").await;
+        alice.until_says("why", "do not have the lock").await;
         assert_eq!(alice.value("text").await, "typed");
         alice.click("lock").await;
         alice.until_says("stored-title", "about-us").await;
         assert_eq!(alice.value("text").await, "typed");
         bob.click("lock").await;
-        bob.until_says("why", "is locked by alice").await;
+        bob.until_says("why", "is being edited by alice").await;
         saves(&alice).await;
         assert_eq!(alice.value("text").await, "typed");
         let older = stage.plain_article(&list).await;
@@ -380,7 +380,7 @@ async fn the_same_pages_work_without_javascript() {
         saves(&alice).await;
         older.write("text", "typed older").await;
         older.click("save").await;
-        older.until_says("why", "has changed since this page was opened").await;
+        older.until_says("why", "has been saved since you opened it").await;
         assert_eq!(older.value("text").await, "typed older");
         alice.click("close").await;
         alice.until("location.pathname === '/'").await;

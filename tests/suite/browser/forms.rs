@@ -129,7 +129,7 @@ async fn without_javascript_nothing_typed_is_lost_and_nothing_stored_is_overwrit
     // The older of two tabs.
     older.write("text", "older").await;
     older.click("save").await;
-    older.until_says("why", "has changed since this page was opened").await;
+    older.until_says("why", "has been saved since you opened it").await;
     assert_eq!((older.value("text").await, stored(&store)), ("older".into(), "newer".to_owned()));
     older.click("save").await;
     older.until_says("stored", "newer").await;
@@ -152,9 +152,9 @@ async fn without_javascript_nothing_typed_is_lost_and_nothing_stored_is_overwrit
     let bob = bobs.open(&url).await;
     older.write("text", "once more").await;
     older.click("save").await;
-    older.until_says("why", "does not hold the lock").await;
+    older.until_says("why", "Nothing was saved").await;
     older.click("save").await;
-    older.until_says("why", "is locked by").await;
+    older.until_says("why", "is being edited by").await;
     assert_eq!(older.value("text").await, "once more");
     bob.write("text", "bob's").await;
     saves(&bob).await;
