@@ -110,7 +110,7 @@ async fn axe_core_finds_no_serious_fault_at_any_width_and_in_any_scheme() {
     .await;
 }
 
-/// `scripts/screenshots` runs this.
+/// `scripts/browsers/screenshots` runs this.
 #[actix_web::test]
 #[ignore = "writes docs/*.png"]
 async fn pictures() {

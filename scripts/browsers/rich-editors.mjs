@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // TinyMCE and Quill from npm in a form of `doclock-form`, as docs/typed-text.md shows it, in Chromium.
 //
-//     scripts/rich-editors.mjs URL
+//     scripts/browsers/rich-editors.mjs URL
 //
 // URL is the example `forms`. Needs CHROMIUM (the path of a Chromium), chromedriver and npm.
 // Serves the modules of web/ and two pages in front of the example. Prints what was seen, and fails at the first promise that does not hold.
@@ -14,7 +14,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const { port } = new URL(process.argv[2]), web = path.join(path.dirname(fileURLToPath(import.meta.url)), '../web');
+const { port } = new URL(process.argv[2]), web = path.join(path.dirname(fileURLToPath(import.meta.url)), '../../web');
 const folder = mkdtempSync(path.join(tmpdir(), 'rich-editors-')), pause = ms => new Promise(done => setTimeout(done, ms));
 execFileSync('npm', ['install', '--silent', '--no-audit', '--no-fund', '--ignore-scripts', '--prefix', folder, 'tinymce@7.9.3', 'quill@2.0.3']);
 
