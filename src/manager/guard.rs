@@ -122,7 +122,7 @@ impl LockGuard {
 
     /// Waits until somebody asks for the exclusive lock, and returns each ask once. A job may then release the lock at a good
     /// moment, or [answer](Self::answer). Only people ask, through the lock API. `None` once the manager is being shut down,
-    /// and at once if the job has not said that it [hears asks](Job::hears_asks): then nobody can ask.
+    /// and at once if the job has not said that it [hears asks](crate::Job::hears_asks): then nobody can ask.
     /// Does not return if the lock is lost: wait for [`lost`](Self::lost) at the same time.
     ///
     /// As [`events`](crate::LockManager::events), this watches all registered collections. Each call begins with a read, so do
