@@ -756,8 +756,8 @@ export class Fields extends Typed {
     const puts = record => {
       const place = this.#find(record), before = this.records.get(idOf(record));
       if (!place || put.get(record) === place.node) return Boolean(place);   // a handler may give it another form
-      // A numbered name may be that of another row by now; otherwise the person has seen what is stored beside the typed text.
-      const isSure = record.of === 1 && (record.row || !/\d/.test(record.name)), isBase = it => same(lines(it), lines(record.base));
+      // A name of a list, or with a number, may be that of another row by now; otherwise the person has seen what is stored beside the typed text.
+      const isSure = record.of === 1 && (record.row || !/\d|\[\]/.test(record.name)), isBase = it => same(lines(it), lines(record.base));
       const stored = this.#storedIn(place, record), base = isBase(stored) || !before && isBase(place.delivered) ? record.base : stored;
       if (!isSure && !same(place.value, record.value) && !isBase(base)) return false;
       put.set(record, place.node);

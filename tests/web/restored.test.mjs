@@ -49,6 +49,9 @@ test('what a colleague has stored since is shown beside the text, and replaced o
   const types = name => form => person.types(form[name], 'typed');
   const named = await across('<input name=a value=1>', types('a'), '<input name=a value="of a colleague">');
   assert.deepEqual([named.left, value('a')], [{}, ['typed']]);
+  // The only row of a list without keys is another one now.
+  const only = await across('<input name="rows[]" value=1>', types('rows[]'), '<input name="rows[]" value=2>');
+  assert.deepEqual([only.left, value('rows[]')], [{ 'rows[]': ['typed'] }, ['2']]);
   const numbered = await across('<input name=a_0 value=1><input name=a_1 value=2>', types('a_1'), '<input name=a_0 value=9><input name=a_1 value=1><input name=a_2 value=2>');
   assert.deepEqual([numbered.left, value('a_1'), value('a_2')], [{ a_1: ['typed'] }, ['1'], ['2']]);
   assert.deepEqual(numbered.differences, [{ name: 'a_1', kept: 'typed', now: '1' }]);
