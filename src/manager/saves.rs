@@ -64,7 +64,7 @@ impl Saves {
     /// # Errors
     /// [`LockError::StaleCopy`] if it has another version.
     /// [`LockError::OutcomeUnknown`] if the document cannot be written, but an earlier save of it may have been.
-    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`], [`LockError::UnclearChange`],
     /// [`LockError::Document`], [`LockError::TooSlow`] and the errors of the store.
     pub(crate) async fn save<T: Lockable>(
         &self,

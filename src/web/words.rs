@@ -3,7 +3,7 @@
 use actix_web::{
     ResponseError,
     dev::RequestHead,
-    http::header::{ACCEPT_LANGUAGE, HeaderMap},
+    http::header::{ACCEPT_LANGUAGE, AcceptLanguage, HeaderMap, Quality, from_comma_delimited},
 };
 use serde_json::Value;
 
@@ -164,7 +164,7 @@ const GERMAN: Words = Words {
         ),
         (
             "would_deadlock",
-            "{title} wird von {holder} bearbeitet und wartet dort auf ein Dokument von Ihnen. Speichern und schließen Sie eines von Ihren.",
+            "{title} wird von {holder} bearbeitet. Dort wartet man auf ein Dokument von Ihnen. Speichern und schließen Sie eines von Ihren.",
         ),
         (
             "frozen",
@@ -278,18 +278,14 @@ const GERMAN: Words = Words {
 
 /// The first language of the request that is here. English if there is none.
 fn words(headers: &HeaderMap) -> &'static Words {
-    let said = headers.get(ACCEPT_LANGUAGE).and_then(|it| it.to_str().ok()).unwrap_or_default();
-    let weighed = said.split(',').map(|it| {
-        let (tag, weight) = it.split_once(";q=").unwrap_or((it, "1"));
-        (tag.trim(), weight.trim().parse().unwrap_or(0_f32))
-    });
-    let mut all: Vec<_> = weighed.filter(|(_, weight)| *weight > 0.0).collect();
-    all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
-    let named = |tag: &str| {
-        let primary = tag.split('-').next().unwrap_or_default();
-        [&ENGLISH, &GERMAN].into_iter().find(|it| primary.eq_ignore_ascii_case(it.language))
+    let all = from_comma_delimited(headers.get_all(ACCEPT_LANGUAGE));
+    let mut all = AcceptLanguage(all.unwrap_or_default());
+    all.0.retain(|it| it.quality > Quality::ZERO);
+    let named = |language: &str| {
+        [&ENGLISH, &GERMAN].into_iter().find(|it| language.eq_ignore_ascii_case(it.language))
     };
-    all.into_iter().find_map(|(tag, _)| named(tag)).unwrap_or(&ENGLISH)
+    let mut ranked = all.ranked().into_iter().filter_map(|it| it.into_item());
+    ranked.find_map(|it| named(it.primary_language())).unwrap_or(&ENGLISH)
 }
 
 impl Problem {

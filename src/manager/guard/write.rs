@@ -46,8 +46,8 @@ impl LockGuard {
     /// ```
     ///
     /// # Errors
-    /// [`LockError::Lost`], [`LockError::NotFound`] or [`LockError::ChangedMeanwhile`]: nothing was written.
-    /// [`LockError::OutcomeUnknown`]: the document may or may not be written. Load it before you call this method again:
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`] or [`LockError::UnclearChange`]: nothing was
+    /// written. [`LockError::OutcomeUnknown`]: the document may or may not be written. Load it before you call this method again:
     /// a repetition may apply the change twice. With the other errors of [`load`](Self::load) and of `HeldDoc::save`,
     /// nothing was written.
     ///

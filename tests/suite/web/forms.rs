@@ -291,10 +291,20 @@ async fn a_refusal_is_explained_to_people_in_their_language_and_in_the_words_of_
     let (token, shown) = (opened.token(), opened.header("etag").unwrap().replace('"', ""));
     let token = &token[10..token.len() - 1];
     let held = "“Prices {by}” is being edited by alice. Wait until it is free.";
-    for language in ["", "en", "fr-FR, en;q=0.5", "de;q=0, x", "de;q=0.1, en-GB;q=0.9", "ä"] {
+    for language in [
+        "",
+        "en",
+        "fr-FR, en;q=0.5",
+        "de;q=0, x",
+        "de;q=0.1, en-GB;q=0.9",
+        "ä",
+        "de; q=0, en; q=0.1",
+    ] {
         assert_eq!(says(&bob, "open/a", language).await, held, "{language}");
     }
-    for language in ["de", "DE-at", "fr, de;q=0.7, en;q=0.3", "de, en"] {
+    for language in
+        ["de", "DE-at", "fr, de;q=0.7, en;q=0.3", "de, en", "fr; q=0.9, de; q=0.8, en; q=0.7"]
+    {
         let said = says(&bob, "open/a", language).await;
         assert!(
             said.ends_with("wird gerade von alice bearbeitet. Warten Sie, bis es frei ist."),
