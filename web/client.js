@@ -762,7 +762,9 @@ export class Fields extends Typed {
       if (!isSure && !same(place.value, record.value) && !isBase(base)) return false;
       put.set(record, place.node);
       this.#ids.set(place.node, idOf(record));
-      this.records.set(idOf(record), { ...record, base, isSent: false });
+      // What is stored already is no text that waits to be saved.
+      if (same(lines(base), lines(record.value))) this.records.delete(idOf(record));
+      else this.records.set(idOf(record), { ...record, base, isSent: false });
       if (place.put(record.value)) return true;
       before ? this.records.set(idOf(record), before) : this.records.delete(idOf(record));
       return false;
@@ -773,7 +775,7 @@ export class Fields extends Typed {
     again();
     for (const ms of [0, 500, 2_000]) setTimeout(() => this.#listening && again(), ms);
     this.changed();
-    return left.filter(record => !this.records.has(idOf(record)) || !this.shows(record));
+    return left.filter(record => !this.shows(record));
   }
 
   plain({ mark }, value) { return mark === null ? String(value ?? '') : value ? mark : ''; }

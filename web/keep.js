@@ -126,7 +126,10 @@ class Told extends Typed {
 
   put(records) {
     const before = new Map(this.records);
-    for (const it of records) this.records.set(it.name, { ...it, base: this.stored(it), isSent: false });
+    for (const it of records) {
+      const base = this.stored(it);
+      same(base, it.value) ? this.records.delete(it.name) : this.records.set(it.name, { ...it, base, isSent: false });
+    }
     const left = this.#source.write(this.show(records)) ?? {};
     for (const name of Object.keys(left)) before.has(name) ? this.records.set(name, before.get(name)) : this.records.delete(name);
     this.changed();
@@ -162,6 +165,7 @@ class Keeper {
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
   #sent = null;         // the token and the version with which it was sent last
+  #asides = 0;          // texts of this page that have given way to others
   #isDue = false; #reading = null; #writing = null; #isTold = false; #isForgotten = false;
   #offers = new Set();
   #ends = new AbortController();
@@ -389,7 +393,7 @@ class Keeper {
   #setAside() {
     this.#isDue = true;
     this.#take();
-    const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${Date.now()}` };
+    const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${++this.#asides}` };
     put(text).catch(error => this.#report(error));
     this.#options.onkept?.(this.#offer(text));
   }

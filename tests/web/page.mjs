@@ -1,5 +1,5 @@
 // A page for the modules of `web/` without a browser: jsdom, IndexedDB in memory, and what else these modules use. The folder
-// DOCLOCK_DOM (see scripts/dom) has both packages.
+// DOCLOCK_DOM (`scripts/tool dom`) has both packages.
 
 import { createRequire } from 'node:module';
 

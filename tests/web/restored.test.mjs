@@ -257,3 +257,29 @@ test('what was typed after a form was sent is not saved with it', async () => {
   assert.deepEqual([next.found.map(it => it.fields), (await rows()).map(it => it.records.length)], [[{ b: ['typed after that'] }], [1]]);
   await next.end();
 });
+
+test('texts that give way to others at the same moment are all kept', async () => {
+  const visit = async (text, version) => {
+    const form = show('<input name=title value=a>'), page = await keep(form, { lock: new Lock(undefined, version) });
+    person.types(form.elements.title, text);
+    return page;
+  };
+  for (const [n, text] of ['one', 'two', 'three'].entries()) await (await visit(text, `v${n + 1}`)).crash();
+  const page = await visit('four', 'v4');
+  for (const found of [...page.found]) found.restore();
+  await page.crash();
+  const all = (await rows()).map(it => it.records[0].value);
+  assert.deepEqual(all.sort(), ['four', 'one', 'three', 'two']);
+});
+
+test('a text that is stored already waits for no save when it is put back', async () => {
+  const html = (title, note) => `<input name=title value="${title}"><input name=note value="${note}">`, one = await keep(show(html('a', 'b')));
+  person.types(document.getElementById('form').elements.title, 'typed');
+  person.types(document.getElementById('form').elements.note, 'also');
+  await one.crash();
+  const form = show(html('typed', 'c')), two = await keep(form, { lock: new Lock(undefined, 'v2') });
+  assert.deepEqual(two.found[0].restore(), {});
+  assert.deepEqual([form.elements.title.value, form.elements.note.value], ['typed', 'also']);
+  await two.crash();
+  assert.deepEqual((await rows()).map(it => it.records.map(it => it.name)), [['note']]);
+});
