@@ -147,6 +147,48 @@ async fn a_session_that_is_nearly_full_on_one_server_gets_one_more_on_one_of_two
     }
 }
 
+/// With the limit that nobody has changed.
+#[actix_web::test]
+async fn on_mongodb_two_servers_keep_the_limit_one_after_the_other_and_at_once() {
+    let uri = rig::mongod::shared_replica_set().await.uri().to_owned();
+    let limit = Limits::default().locks_per_session;
+    for round in 0..rig::depth() {
+        for before in [limit - 1, limit - 20] {
+            let database = rig::fresh_database(&uri).await;
+            let notes: Vec<_> = (0..limit + 40).map(named).collect();
+            database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();
+            let server = async || {
+                let client = rig::client(&uri).await;
+                let store = MongoStore::new(&client.database(database.name()));
+                let locks = LockManager::builder(store).without_reaper().build().await.unwrap();
+                locks.register::<Note>().await.unwrap();
+                locks
+            };
+            let (one, two) = (server().await, server().await);
+            let (first, second) = (serve_with_cookies(&one).await, serve_with_cookies(&two).await);
+            let alice = Browser::logged_in(&first, "alice").await;
+            let there = alice.at(&second);
+            let uris: Vec<_> = notes.iter().map(|it| format!("/locks/note/{}", it.id)).collect();
+            let (full, more) = uris.split_at(before);
+            for uri in full {
+                assert_eq!(alice.post(uri).await.status, 201);
+            }
+            if before == limit - 1 {
+                let statuses =
+                    [there.post(&more[0]).await.status, alice.post(&more[1]).await.status];
+                assert_eq!(statuses, [201, 429], "round {round}");
+            } else {
+                let here = join_all(more.iter().take(40).map(|uri| alice.post(uri)));
+                let there = join_all(more.iter().rev().take(40).map(|uri| there.post(uri)));
+                let _ = futures_util::join!(here, there);
+            }
+            two.shutdown().await;
+            let stored = stored(&one).await.len();
+            assert!((before + 1..=limit).contains(&stored), "round {round}: {stored} locks");
+        }
+    }
+}
+
 #[actix_web::test]
 async fn a_session_without_room_takes_no_lock_from_somebody_else() {
     let store = crowded();
