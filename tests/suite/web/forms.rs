@@ -174,6 +174,9 @@ async fn submitted_twice(locks: &LockManager, put: impl AsyncFn(&Note)) {
     // The page keeps its lock.
     let form = open("").await;
     let saved = Some(version(&alice.put(&form, "typed").await));
+    let question = form.replace("/note/a?lock_token=", "/locks/note/a?saved_under=");
+    let answer = says(alice.get(&question.replace("version=", "shown=")).await.json());
+    assert_eq!(answer[2..], [saved.clone(), saved.clone()]);
     for typed in ["typed", "typed later"] {
         let again = says(alice.put(&form, typed).await.problem(412));
         assert_eq!(again, [stale_copy.clone(), None, saved.clone(), saved.clone()]);
