@@ -642,8 +642,8 @@ class Place {
     if (field.type === 'radio') return this.#radios.find(it => it.defaultChecked)?.value;
     if (field.options) return [...field.options].filter(it => it.defaultSelected).at(-1)?.value;
     if (!field.defaultValue) return undefined;
-    // As the browser reads it.
-    return field.matches('input') ? Object.assign(document.createElement('input'), { type: field.type, value: field.defaultValue }).value : field.defaultValue;
+    // As this field reads it: the text may be of another form, or beyond its `max`.
+    return field.matches('input') ? Object.assign(field.cloneNode(), { value: field.defaultValue }).value : field.defaultValue;
   }
 
   /** Returns false if the value has no place here any more. */

@@ -283,3 +283,11 @@ test('a text that is stored already waits for no save when it is put back', asyn
   await two.crash();
   assert.deepEqual((await rows()).map(it => it.records.map(it => it.name)), [['note']]);
 });
+
+test('what a page was delivered with is read by the field itself', async () => {
+  for (const [attributes, typed] of [['type=range min=0 max=1000', '524'], ['type=range min=-50 max=-10 step=5', '-35'], ['type=email multiple', 'a@x.y,b@x.y']]) {
+    const input = value => `<input name=a ${attributes} value="${value}">`;
+    const { left } = await across(input('-45'), form => person.types(form.a, typed), input(typed.replace(',', ' , ')));
+    assert.deepEqual([left, value('a')], [undefined, [typed]], `${attributes}: stored already, and left alone`);
+  }
+});
