@@ -104,8 +104,11 @@ export interface KeptText {
   submitted: boolean;
   /** The typed values by name: for forms a list, because fields may share a name. A tick or an option is `{ value, on }`. */
   fields: Record<string, unknown>;
-  /** The fields into which the person typed, if they differ from the stored text now: as plain text. */
-  readonly differences: { name: string; kept: string; now: string }[];
+  /**
+   * The fields into which the person typed, if they differ from the stored text now, with their labels and as people read them; after
+   * `restore()` those that have no place.
+   */
+  readonly differences: { name: string; label: string; kept: string; now: string }[];
   /**
    * Puts each typed value into its own field, if that field is still there; the others stay. Counts
    * as input. Returns the values that have no place, by name: show them. A text that was in the page and not stored is offered by

@@ -646,6 +646,9 @@ class Place {
     return field.matches('input') ? Object.assign(field.cloneNode(), { value: field.defaultValue }).value : field.defaultValue;
   }
 
+  /** The button of this choice; of none, the button that is chosen. */
+  radio(value) { return this.#radios.find(it => value === null ? it.checked : it.value === value); }
+
   /** Returns false if the value has no place here any more. */
   put(value) {
     const { field, option } = this, before = this.value;
@@ -653,7 +656,7 @@ class Place {
     let heard = field;
     if (option) option.selected = value;
     else if (field.type === 'radio') {
-      heard = this.#radios.find(it => value === null ? it.checked : it.value === value);
+      heard = this.radio(value);
       if (!heard) return false;
       puts(heard, 'checked', value !== null);
     } else if (field.type === 'checkbox') puts(field, 'checked', value);
@@ -714,7 +717,7 @@ export class Fields extends Typed {
   #recordOf(place) {
     const { name, row, mark } = place, group = this.#group({ name, row, mark });
     const n = group.findIndex(it => it.node === place.node), beside = group.map((it, n) => this.#storedIn(it, { name, row, mark, n }));
-    return { name, row, mark, n, of: group.length, ...group.length > 1 && { beside } };
+    return { name, row, mark, n, of: group.length, ...group.length > 1 && { beside }, ...isRich(place.field) && { isRich: true } };
   }
 
   #storedIn(place, at) { return this.records.get(idOf(at))?.base ?? place.value; }
@@ -778,7 +781,14 @@ export class Fields extends Typed {
     return left.filter(record => !this.shows(record));
   }
 
-  plain({ mark }, value) { return mark === null ? String(value ?? '') : value ? mark : ''; }
+  /** As people read it. */
+  plain(record, value) {
+    const place = this.#find(record), { field } = place ?? {}, shown = own => own?.labels?.[0]?.textContent.trim();
+    if (record.mark !== null) return (value ? '☑ ' : '☐ ') + (place?.option?.text ?? shown(field) ?? record.mark);
+    if (field?.type === 'radio') return shown(place.radio(value)) ?? value ?? '';
+    if (field?.options) return [...field.options].find(it => it.value === value)?.text ?? String(value ?? '');
+    return record.isRich ? new DOMParser().parseFromString(value ?? '', 'text/html').body.textContent : String(value ?? '');
+  }
 
   /** By name. */
   show(records) {
@@ -800,6 +810,11 @@ export class Fields extends Typed {
     // Programs and frameworks tell of their changes, too. A `change` may tell of a text that a script has written since.
     on(['input'], ({ isTrusted, target }) => isTrusted && target !== this.#byProgram && this.#hear(target));
     on(['doclock-typed'], ({ target }) => this.#hear(target));   // an editor of the page
+    // An editor that carries out such an event itself, as for a pasted text, tells of no input.
+    on(['keydown', 'paste', 'cut', 'drop'], ({ isTrusted, target }) => {
+      const editor = target.closest?.('[contenteditable]');
+      if (isTrusted && editor) setTimeout(() => this.#listening && this.#hear(editor));
+    });
     on(['reset'], ({ target }) => target === this.form && this.#isReset && setTimeout(() => this.#reset()));
     // Typed before this script was there.
     const { activeElement } = root;
@@ -865,11 +880,12 @@ export class Fields extends Typed {
 
   // -- opening and closing
 
-  /** The text of the label of the field with this name. */
-  label(name) {
-    const label = this.#elements.find(it => nameOf(it) === name)?.labels?.[0]?.cloneNode(true);
+  /** What people call the field. */
+  label({ name, ...record }) {
+    const field = this.#find({ name, ...record })?.field ?? this.#places(name)[0]?.field;
+    const label = (field?.labels?.[0] ?? document.getElementById(field?.getAttribute('aria-labelledby')))?.cloneNode(true);
     for (const control of label?.querySelectorAll('textarea, select, button') ?? []) control.remove();
-    return label?.textContent.trim() || name;
+    return label?.textContent.trim() || field?.getAttribute('aria-label') || field?.getAttribute('title') || name;
   }
 
   /** The editors of the page write their texts into their fields. */

@@ -13,6 +13,7 @@ const AGAIN_MS = 1_000;    // a second submit within this time is a double click
 const SETTLED_MS = 400;    // a click within this time may be meant for the button that stood there before
 const SLOW_MS = 1_000;     // after this time without an answer, the person is told
 const PASSED_MS = 30_000;  // how long a save may take that hands the document over
+const FOLLOWS_MS = 3_000;  // a page whose load began later does not follow that save, but another page
 const LEAVING_MS = 5_000;  // after a submit, the page is probably about to go
 
 // ---- the texts ------------------------------------------------------------------------------
@@ -22,7 +23,7 @@ export const texts = {
   en: {
     somebody: 'Somebody', asking: 'Waiting for the server.', address: 'This form has no lock: its address is wrong.',
     held: '{holder} has been editing this since {since}.', other: '{holder} is editing this.', mine: 'You are editing this.',
-    mine_elsewhere: 'You are editing this in another tab.', mine_session: 'You have been editing this since {since}, in another browser or before a new login.', free: 'Nobody is editing this now.', granted: 'You can edit now.',
+    mine_elsewhere: 'You are editing this in another tab.', mine_session: 'You have been editing this since {since}, in another browser or before a new login.', free: 'Nobody is editing this now.', granted: 'You can edit now.', turn: 'It is your turn. This document has been saved since this page was opened.',
     waiting: 'You can edit as soon as it is free. This page will tell you.',
     sure: '{holder} cannot save any more then, and keeps the typed text. Take over?', sure_session: 'You cannot save there any more then. What you typed there stays there. Take over?',
     frozen: 'Nobody can start to edit before {until}.', reason: 'Reason: {reason}', offline: 'The server cannot be reached.',
@@ -49,7 +50,7 @@ export const texts = {
   de: {
     somebody: 'Jemand', asking: 'Der Server hat noch nicht geantwortet.', address: 'Dieses Formular hat keine Sperre: Seine Adresse ist falsch.',
     held: '{holder} bearbeitet dies seit {since}.', other: '{holder} bearbeitet dies.', mine: 'Sie bearbeiten dies.',
-    mine_elsewhere: 'Sie bearbeiten dies in einem anderen Tab.', mine_session: 'Sie bearbeiten dies seit {since}, in einem anderen Browser oder vor einer neuen Anmeldung.', free: 'Niemand bearbeitet dies jetzt.', granted: 'Sie können es jetzt bearbeiten.',
+    mine_elsewhere: 'Sie bearbeiten dies in einem anderen Tab.', mine_session: 'Sie bearbeiten dies seit {since}, in einem anderen Browser oder vor einer neuen Anmeldung.', free: 'Niemand bearbeitet dies jetzt.', granted: 'Sie können es jetzt bearbeiten.', turn: 'Sie sind an der Reihe. Das Dokument wurde gespeichert, seit diese Seite geöffnet wurde.',
     waiting: 'Sie können es bearbeiten, sobald es frei ist. Diese Seite sagt es Ihnen.',
     sure: '{holder} kann dann nicht mehr speichern und behält den getippten Text. Übernehmen?', sure_session: 'Dort können Sie dann nicht mehr speichern. Was Sie dort getippt haben, bleibt dort. Übernehmen?',
     frozen: 'Vor {until} kann niemand mit dem Bearbeiten beginnen.', reason: 'Grund: {reason}', offline: 'Der Server ist nicht erreichbar.',
@@ -119,12 +120,14 @@ const Base = globalThis.HTMLElement ?? class {};
 
 // ---- the form -------------------------------------------------------------------------------
 
+const steady = () => performance.timeOrigin + performance.now();
+
 // A form that was sent to be saved and handed over may be followed by a page with the same form. It was saved if that page is no
 // refusal, and shows another version; or if nothing in it was another text than the stored one.
 const passed = {
   at: 'doclock-passed',
   set({ url, version }, isSame) {
-    try { sessionStorage.setItem(this.at, JSON.stringify({ url, version, isSame, sent: Date.now() })); } catch { /* the person keeps the lock */ }
+    try { sessionStorage.setItem(this.at, JSON.stringify({ url, version, isSame, sent: steady() })); } catch { /* the person keeps the lock */ }
   },
   forget() { try { sessionStorage.removeItem(this.at); } catch { /* as above */ } },
   take({ url, version }) {
@@ -133,7 +136,8 @@ const passed = {
     if (last?.url !== url) return false;
     this.forget();
     const isRefusal = performance.getEntriesByType('navigation')[0]?.responseStatus >= 400;
-    return !isRefusal && (last.isSame || last.version !== version) && Date.now() - last.sent < PASSED_MS;
+    const follows = performance.timeOrigin - last.sent < FOLLOWS_MS && steady() - last.sent < PASSED_MS;
+    return !isRefusal && (last.isSame || last.version !== version) && follows;
   },
 };
 
@@ -364,7 +368,7 @@ class Editing {
     this.#draw();
     const left = await text[what]();
     // What has no place in this form can only be read, and discarded.
-    if (what === 'restore' && Object.keys(left).length) this.kept.unshift(Object.assign(Object.create(text), { left }));
+    if (what === 'restore' && Object.keys(left).length) this.kept.unshift(Object.assign(Object.create(text), { isLeft: true }));
     this.#draw();
   }
 
@@ -452,7 +456,7 @@ class Editing {
     const { lock } = this, { state, token, lost, ending } = lock;
     const unsaved = this.hasUnsaved && ['unsaved'], trouble = this.#trouble();
     if (token) {
-      if (this.stale !== null) return { kind: 'warn', says: ['stale'], more: ending ? [ending.why, ending] : unsaved, does: this.stale && this.hasUnsaved ? ['stored', 'replace'] : ['stored'] };
+      if (this.stale !== null) return { kind: 'warn', says: [this.#isNews ? 'turn' : 'stale'], more: ending ? [ending.why, ending] : unsaved, does: this.stale && this.hasUnsaved ? ['stored', 'replace'] : ['stored'] };
       if (ending) return { kind: 'warn', says: [ending.why, ending], does: ending.canExtend ? ['extend'] : [] };
       if (trouble) return { kind: 'warn', says: trouble, more: ['until', { until: new Date(lock.expiresAt) }] };
       if (this.#isNews) return { kind: 'info', says: ['granted'], more: !this.#isKept && ['unkept'] };
@@ -661,7 +665,7 @@ class DocLockForm extends Base {
     this.#drawKept(text);
     const asked = editing?.asked;
     this.#drawAsk(asked);
-    const news = asked && !asked.answer ? [this.#asksHow(asked), asked] : editing?.isNews && [editing.isOpen ? 'granted' : 'stale'];
+    const news = asked && !asked.answer ? [this.#asksHow(asked), asked] : editing?.isNews && [editing.isOpen ? 'granted' : 'turn'];
     this.#drawTitle(news && document.hidden ? say(this, ...news) : null);
     this.#settles('bar', ...does);
     this.#settles('asks', asked?.id, asked?.answer);
@@ -690,17 +694,16 @@ class DocLockForm extends Base {
   }
 
   #drawKept(text) {
-    const parts = this.#parts, { fields } = this.#editing ?? {};
+    const parts = this.#parts;
     parts.kept.dataset.kind = text ? 'info' : '';
-    put(parts.keptAt, text ? say(this, text.left ? 'left' : text.submitted ? 'sent' : 'kept', text) : '');
+    put(parts.keptAt, text ? say(this, text.isLeft ? 'left' : text.submitted ? 'sent' : 'kept', text) : '');
     put(parts.keptOn, text?.version && !text.isCurrent ? say(this, 'older') : '');
     for (const name of OF_TEXT) {
       put(parts[name], say(this, name));
-      reveal(parts[name], Boolean(text) && !(name === 'restore' && (text.left || !this.#editing.takesText)));
+      reveal(parts[name], Boolean(text) && !(name === 'restore' && (text.isLeft || !this.#editing.takesText)));
     }
-    const shown = text?.differences.filter(({ name }) => !text.left || Object.hasOwn(text.left, name));
-    const rows = shown?.flatMap(({ name, kept, now }) => [
-      make('dt', { textContent: fields.label(name) }), make('dd', { textContent: kept, tabIndex: 0 }),
+    const rows = text?.differences.flatMap(({ label, kept, now }) => [
+      make('dt', { textContent: label }), make('dd', { textContent: kept, tabIndex: 0 }),
       ...now ? [make('dd', { textContent: say(this, 'now', { now }), tabIndex: 0 })] : []]) ?? [];
     if (parts.differences.textContent !== rows.map(row => row.textContent).join('')) parts.differences.replaceChildren(...rows);
   }
@@ -821,6 +824,7 @@ class DocLockBadge extends Base {
 
 class DocLockSaved extends Base {
   connectedCallback() {
+    passed.forget();   // the next form follows this page
     DocLock.settleKept(this.getAttribute('lock')).catch(error => console.error('doclock-saved:', error));
   }
 }

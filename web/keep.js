@@ -136,6 +136,7 @@ class Told extends Typed {
     return records.filter(it => Object.hasOwn(left, it.name));
   }
 
+  label({ name }) { return name; }
   plain(_, value) { return value && typeof value === 'object' ? JSON.stringify(value) : String(value ?? ''); }
   show(records) { return Object.fromEntries(records.map(({ name, value }) => [name, value])); }
 }
@@ -366,18 +367,19 @@ class Keeper {
 
   #offer(text) {
     const { version, records, sent } = text, lock = this.#lock, typed = this.#typed, keeper = this;
+    let open = records;   // which have no place in this page, or were not put back
     const offer = {
       at: new Date(text.at + this.#page.ahead), version, fields: typed.show(records), submitted: Boolean(sent?.isForm && records.some(it => it.isSent)),
       get isCurrent() { return Boolean(version) && version === lock.version; },
       get differences() {
         if (offer.isGone) return [];
-        const all = records.map(it => ({ name: it.name, kept: typed.plain(it, it.value), now: typed.plain(it, typed.stored(it)) }));
-        return all.filter(({ kept, now }) => kept !== now);
+        const differ = open.map(it => ({ it, now: typed.stored(it) })).filter(({ it, now }) => !same(it.value, now));
+        return differ.map(({ it, now }) => ({ name: it.name, label: typed.label(it), kept: typed.plain(it, it.value), now: now === undefined || now === null ? '' : typed.plain(it, now) }));
       },
       restore() {
         if (offer.isGone) return {};
         if (typed.records.size) keeper.#setAside();
-        const left = typed.put(records);
+        const left = open = typed.put(records);
         keeper.flush().then(() => left.length || keeper.problem || keeper.#forget(text));
         return typed.show(left);
       },

@@ -18,24 +18,34 @@ const { port } = new URL(process.argv[2]), web = path.join(path.dirname(fileURLT
 const folder = mkdtempSync(path.join(tmpdir(), 'rich-editors-')), pause = ms => new Promise(done => setTimeout(done, ms));
 execFileSync('npm', ['install', '--silent', '--no-audit', '--no-fund', '--ignore-scripts', '--prefix', folder, 'tinymce@7.9.3', 'quill@2.0.3']);
 
-const page = (scripts, field, script) => `<!DOCTYPE html><title>rich</title><link rel=icon href="data:,"><script type=module src=/locks/elements.js></script>${scripts}
+const page = (scripts, field, script) => `<!DOCTYPE html><title>rich</title><link rel=icon href="data:,">${scripts}<script type=module src=/locks/elements.js></script>
   <doclock-form lock="/locks/article/about-us"><form id=form method=post action="/article/about-us"><input name=title value="${Math.random()}">${field}<button id=save>Save</button></form></doclock-form><script>${script}</script>`;
 const pages = {
-  '/quill': page('<script src=/npm/quill/dist/quill.js></script>', '<input type=hidden name=text><div id=editor><p>old</p></div>', `
+  '/quill': page('<script src=/npm/quill/dist/quill.js></script>', '<input type=hidden name=text value="<p>old</p>"><div id=editor></div>', `
+    const field = form.elements.text;
     window.quill = new Quill('#editor');
     quill.root.id = 'text-editor';
-    form.addEventListener('doclock-read', () => { form.elements.text.value = quill.getSemanticHTML(); });
+    quill.clipboard.dangerouslyPasteHTML(field.value);
+    form.addEventListener('doclock-read', () => { field.value = quill.root.innerHTML; });
+    quill.on('text-change', (change, before, source) => {
+      if (source === 'user') quill.root.dispatchEvent(new Event('doclock-typed', { bubbles: true }));
+    });
+    window.embolden = () => quill.formatText(0, 3, 'bold', true, 'user');
     window.html = () => quill.root.innerHTML;
     window.isClosed = () => quill.root.getAttribute('contenteditable') === 'false';
     window.isReady = true;`),
   '/tinymce': page('<script src=/npm/tinymce/tinymce.min.js></script>', '<textarea name=text>&lt;p&gt;old&lt;/p&gt;</textarea>', `
     tinymce.init({ license_key: 'gpl', target: form.elements.text, setup(editor) {
       const field = form.elements.text;
+      let isClosed = false;
+      const close = () => { if (editor.initialized) editor.mode.set(isClosed ? 'readonly' : 'design'); };
+      editor.on('init', close);
       editor.on('input change undo redo', () => { editor.save(); field.dispatchEvent(new Event('doclock-typed', { bubbles: true })); });
       editor.on('init', () => { window.isReady = true; });
       field.addEventListener('change', () => editor.setContent(field.value));
       form.addEventListener('doclock-read', () => editor.save());
-      form.addEventListener('doclock-close', ({ detail }) => editor.mode.set(detail.isClosed ? 'readonly' : 'design'));
+      form.addEventListener('doclock-close', ({ detail }) => { isClosed = detail.isClosed; close(); });
+      window.embolden = () => { editor.selection.select(editor.getBody(), true); editor.execCommand('Bold'); };
       window.html = () => editor.getContent();
       window.isClosed = () => editor.mode.get() === 'readonly';
     } });`),
@@ -46,7 +56,8 @@ const server = http.createServer((request, response) => {
     : /^\/locks\/(client|keep|elements)\.js$/.test(pathname) ? path.join(web, path.basename(pathname)) : null;
   if (pages[pathname] || file) {
     response.setHeader('Content-Type', pages[pathname] ? 'text/html' : pathname.endsWith('.css') ? 'text/css' : 'text/javascript');
-    try { return response.end(pages[pathname] ?? readFileSync(file)); } catch { return response.writeHead(404).end(); }
+    const answers = () => { try { response.end(pages[pathname] ?? readFileSync(file)); } catch { response.writeHead(404).end(); } };
+    return void setTimeout(answers, pathname.includes('/skins/') ? 1_500 : 0);   // the lock comes before the editor is there
   }
   const asked = http.request({ host: '127.0.0.1', port, path: request.url, method: request.method, headers: request.headers }, answer => {
     response.writeHead(answer.statusCode, answer.headers);
@@ -77,8 +88,8 @@ async function sees(condition) {
   assert.fail(condition);
 }
 const element = "document.querySelector('doclock-form')", part = name => `${element}.shadowRoot.querySelector('[part=${name}]')`;
-const kept = () => wait(`return new Promise(done => { const open = indexedDB.open('doclock-kept'); open.onsuccess = () => {
-  const all = open.result.transaction('texts').objectStore('texts').getAll(); all.onsuccess = () => { open.result.close(); done(all.result.flatMap(it => it.records.map(it => it.name))); }; }; })`);
+const values = () => kept('value'), kept = (what = 'name') => wait(`return new Promise(done => { const open = indexedDB.open('doclock-kept'); open.onsuccess = () => {
+  const all = open.result.transaction('texts').objectStore('texts').getAll(); all.onsuccess = () => { open.result.close(); done(all.result.flatMap(it => it.records.map(it => it.${what}))); }; }; })`);
 
 try {
   await ask('POST', '/url', { url: `${url}/` });
@@ -91,7 +102,7 @@ try {
       await wait(`${element}.setAttribute('version', (await (await fetch('/locks/article/about-us?shown=' + '0'.repeat(32))).json()).version)`);
     };
     await opens();
-    await sees(`${element}.lock.token && window.isReady`);
+    await sees(`${element}.lock.token && window.isReady && !isClosed()`);
     await pause(1000);
     assert.deepEqual(await kept(), []);
     says('the editor itself has typed nothing');
@@ -103,6 +114,10 @@ try {
     await pause(1000);
     assert.deepEqual(await kept(), [name === 'quill' ? 'text-editor' : 'text']);
     says('what was typed is kept');
+    await run('embolden()');
+    await pause(1000);
+    assert.ok((await values()).join().includes('<strong>'), (await values()).join());
+    says('what the toolbar has done is kept');
     await opens();
     await sees(`window.isReady && ${part('restore')}.checkVisibility() && html().includes('old') && !html().includes('typed')`);
     await pause(500);

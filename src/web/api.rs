@@ -120,7 +120,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///
 /// Where people are [identified](crate::web::LockingSession::identify), only identified people look and lock: a
 /// visitor gets 401. The [access policy](crate::web::LockingSession::access_policy) decides for each document; its
-/// "no" looks like a missing document, and `status` and the events leave such documents out. If people are not
+/// "no" is a 404, as for a missing document, and `status` and the events leave such documents out. If people are not
 /// identified and there is no policy, everybody may look and lock: then wrap this scope in the guards of your other
 /// routes. A page of another site may change nothing.
 pub fn lock_api(config: &mut ServiceConfig) {

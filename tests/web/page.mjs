@@ -36,7 +36,7 @@ export const locks = {
 };
 
 for (const name of ['document', 'Document', 'location', 'localStorage', 'sessionStorage', 'Element', 'HTMLElement', 'HTMLFormElement', 'Event', 'CustomEvent', 'EventTarget',
-  'MutationObserver', 'AbortController', 'AbortSignal', 'DOMException', 'customElements', 'Node', 'Blob', 'MouseEvent', 'CSSStyleSheet']) {
+  'MutationObserver', 'AbortController', 'AbortSignal', 'DOMException', 'customElements', 'Node', 'Blob', 'MouseEvent', 'CSSStyleSheet', 'DOMParser']) {
   Object.defineProperty(globalThis, name, { value: window[name] ?? class {}, configurable: true, writable: true });
 }
 Object.defineProperty(globalThis, 'navigator', { value: { locks, language: 'en', userAgent: 'jsdom' }, configurable: true });

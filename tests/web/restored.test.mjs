@@ -54,7 +54,7 @@ test('what a colleague has stored since is shown beside the text, and replaced o
   assert.deepEqual([only.left, value('rows[]')], [{ 'rows[]': ['typed'] }, ['2']]);
   const numbered = await across('<input name=a_0 value=1><input name=a_1 value=2>', types('a_1'), '<input name=a_0 value=9><input name=a_1 value=1><input name=a_2 value=2>');
   assert.deepEqual([numbered.left, value('a_1'), value('a_2')], [{ a_1: ['typed'] }, ['1'], ['2']]);
-  assert.deepEqual(numbered.differences, [{ name: 'a_1', kept: 'typed', now: '1' }]);
+  assert.deepEqual(numbered.differences, [{ name: 'a_1', label: 'a_1', kept: 'typed', now: '1' }]);
 });
 
 test('ticks and options keep those of a colleague, and a choice that has gone is told', async () => {
@@ -65,7 +65,7 @@ test('ticks and options keep those of a colleague, and a choice that has gone is
   assert.deepEqual(value('c'), [true, true]);
   assert.deepEqual([...document.querySelector('#form [name=s]').selectedOptions].map(it => it.value), ['2', '1']);
   assert.deepEqual(left, { s: [{ value: '3', on: true }] });
-  assert.ok(differences.some(it => it.name === 's' && it.kept === '3'));
+  assert.ok(differences.some(it => it.name === 's' && it.kept === '☑ 3'));
   // Unticked here, and by nobody else; and a radio button that is not there any more.
   const radio = (...all) => all.map(([it, on]) => `<input type=radio name=r value=${it} ${on ? 'checked' : ''}>`).join('');
   const off = await across(box('x', true) + radio(['m', true], ['n']), form => { person.ticks(form.c, false); person.ticks(form.r[1]); }, radio(['m', true], ['k']) + box('x', true));
@@ -282,6 +282,22 @@ test('a text that is stored already waits for no save when it is put back', asyn
   assert.deepEqual([form.elements.title.value, form.elements.note.value], ['typed', 'also']);
   await two.crash();
   assert.deepEqual((await rows()).map(it => it.records.map(it => it.name)), [['note']]);
+});
+
+test('what was not put back is shown, and nothing beside it, in the words of the page', async () => {
+  const row = key => `<p data-keep=${key}><input aria-label="Text" name=row_text><input type=checkbox name=taxed value=${key} id=${key}><label for=${key}>taxed</label></p>`;
+  const rich = '<div contenteditable id=note aria-label=Note>old</div><select name=kind aria-label=Kind><option value=i>Invoice<option value=o>Offer</select>';
+  const types = (_, form) => {
+    for (const field of form.querySelectorAll('[name=row_text]')) person.types(field, `of ${field.closest('p').dataset.keep}`);
+    person.ticks([...form.querySelectorAll('[name=taxed]')].at(-1));
+    person.types(form.querySelector('#note'), '<p>bold <b>move</b></p>');
+    person.chooses(form.elements.kind, 'o');
+  };
+  const { left, differences } = await across(row('k2') + row('k3') + rich, types, row('k2') + row('k4'));
+  assert.deepEqual([value('row_text'), left.row_text], [['of k2', ''], ['of k3']]);
+  assert.deepEqual(differences.map(it => [it.label, it.kept]), [['Text', 'of k3'], ['taxed', '☑ k3'], ['note', 'bold move'], ['kind', 'o']]);
+  const here = await across(row('k2') + rich, types, row('k2').replace('<input', '<input value=other') + rich.replace('old', '<i>new</i>').replace('value=i', 'value=i selected'), {});
+  assert.deepEqual([here.left, here.differences, value('row_text')], [{}, [], ['of k2']]);
 });
 
 test('what a page was delivered with is read by the field itself', async () => {

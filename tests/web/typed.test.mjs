@@ -158,9 +158,28 @@ test('an editor without a form tells of its changes', async () => {
   await two.crash();
   shown = { body: 'of a colleague', title: 't' };
   const three = await keep(source, { lock: new Lock(undefined, 'v2') });
-  assert.deepEqual(three.found[0].differences, [{ name: 'body', kept: 'typed', now: 'of a colleague' }]);
+  assert.deepEqual(three.found[0].differences, [{ name: 'body', label: 'body', kept: 'typed', now: 'of a colleague' }]);
   assert.deepEqual([three.found[0].restore(), shown.body, three.keeper.problem], [{}, 'typed', null]);
   await three.end();
+});
+
+test('an editor that pastes, cuts and breaks lines itself has a record, and what it does for a program has none', async () => {
+  const form = show('<div id=rich contenteditable><p>old</p></div>'), rich = document.getElementById('rich'), page = await keep(form);
+  const values = () => [...page.fields.records.values()].map(it => it.value);
+  for (const type of ['paste', 'cut', 'drop', 'keydown']) {
+    rich.addEventListener(type, event => { event.preventDefault(); rich.innerHTML = `<p>${type}</p>`; });
+  }
+  rich.dispatchEvent(new window.Event('paste', { bubbles: true }));
+  await sleep(5);
+  assert.deepEqual(values(), [], 'by a script');
+  for (const type of ['paste', 'cut', 'drop', 'keydown']) {
+    trusted(rich.querySelector('p'), type, { cancelable: true });
+    await sleep(5);
+    assert.deepEqual(values(), [`<p>${type}</p>`]);
+  }
+  trusted(rich, 'keydown');   // an arrow
+  rich.innerHTML = 'by a program, later';
+  await page.end();
 });
 
 test('a form is closed with its editors, and what the page closes itself stays closed', async () => {

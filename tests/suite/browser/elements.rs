@@ -451,6 +451,47 @@ async fn whoever_waits_asks_the_holder_who_answers_saves_and_hands_over() {
 }
 
 #[actix_web::test]
+async fn a_document_that_was_handed_over_can_be_edited_again() {
+    forms(&[], async |stage| {
+        let [_, bobs, alice] = stage.one_edits().await;
+        let bob = stage.article(&bobs).await;
+        says(&bob, "alice").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        writes(&alice, "handed over").await;
+        // The save leads to a page without the form.
+        alice.run::<()>("document.getElementById('save').remove()").await;
+        press(&alice, "pass").await;
+        alice.until("location.pathname === '/' && document.readyState === 'complete'").await;
+        let passed = "return sessionStorage.getItem('doclock-passed') !== null";
+        assert!(alice.run::<bool>(passed).await);
+        alice
+            .run::<()>(
+                "window.passed = JSON.parse(sessionStorage.getItem('doclock-passed')); \
+                 const saved = document.createElement('doclock-saved'); \
+                 saved.setAttribute('lock', '/locks/article/about-us'); document.body.append(saved)",
+            )
+            .await;
+        assert!(!alice.run::<bool>(passed).await);
+        bob.until("document.querySelector('doclock-form').lock.token").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.release()").await;
+        says(&bob, "Nobody").await;
+        // A page that says nothing: the next form was not loaded by the save.
+        alice
+            .run::<()>(
+                "const sent = performance.timeOrigin + performance.now() - 3100; \
+                 sessionStorage.setItem('doclock-passed', JSON.stringify({ ...passed, sent }))",
+            )
+            .await;
+        alice.go(&stage.editor.url("/article/about-us")).await;
+        until_mine(&alice).await;
+        alice.run_async::<()>("setTimeout(arguments[0], 300)").await;
+        until_mine(&alice).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_save_that_is_refused_hands_nothing_over_and_a_page_that_goes_asks_nothing() {
     forms(&["--ttl-secs", "60"], async |stage| {
         let [list, bobs, alice] = stage.one_edits().await;

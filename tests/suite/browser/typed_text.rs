@@ -468,7 +468,8 @@ async fn an_undecided_text_survives_new_typing_and_a_save() {
         )
         .await;
         let texts = json!(["the first text", "the second text"]);
-        let differ = json!([{ "name": "body", "kept": "the first text", "now": "saved" }]);
+        let differ =
+            json!([{ "name": "body", "label": "body", "kept": "the first text", "now": "saved" }]);
         assert_eq!(told, json!([0, texts, texts, false, differ, ["the second text"]]));
     })
     .await;
