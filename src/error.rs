@@ -1,6 +1,6 @@
 //! Every way in which a lock operation can fail, each with advice.
 
-use std::{error::Error, time::Duration};
+use std::time::Duration;
 
 use crate::{
     freeze::Freeze,
@@ -352,7 +352,7 @@ fn how_lost(cause: Option<&LossCause>) -> String {
 }
 
 /// The source of a [`StoreError`].
-pub type BoxError = Box<dyn Error + Send + Sync>;
+pub use doclock_document::BoxError;
 
 impl LockError {
     pub(crate) fn lost(key: LockKey) -> Self {

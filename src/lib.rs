@@ -43,6 +43,7 @@ pub use store::MongoStore;
 #[doc(inline)]
 pub use store::{MemoryStore, Released, TryAcquire};
 pub use takeover::{LossCause, Takeover};
+#[doc(inline)]
 pub use version::{InvalidVersion, Version};
 #[cfg(feature = "web")]
 #[doc(inline)]

@@ -30,7 +30,6 @@ use crate::{
 
 mod answer;
 mod claim;
-mod document;
 mod fair;
 mod lock_rules;
 mod memory;
@@ -47,10 +46,11 @@ pub use answer::{
     Swept, TryAcquire,
 };
 pub use claim::{Acquisition, Active, Claim, NamedBy, Query, Removal};
-pub use document::{Changes, Content, Edit, Format, Original, StoredDocument};
-pub(crate) use document::{Draft, UnclearChange};
+#[doc(inline)]
+pub use doclock_document::{Changes, Content, Edit, Format, Original, StoredDocument};
+pub(crate) use doclock_document::{Draft, UnclearChange};
 #[cfg(feature = "_mongo")]
-use document::{Members, Name, Node, decode, readable};
+use doclock_document::{Members, Name, Node, decode, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};
 pub use memory::MemoryStore;
 #[cfg(feature = "_simulation")]

@@ -12,7 +12,7 @@ use super::{
     node::{Members, Name, Node, Path, are_alike, are_same, differ, text_of},
     order::{arrange, kept},
 };
-use crate::error::BoxError;
+use crate::BoxError;
 
 /// How often a document is read to see what its type makes of a field, and how many bytes are read for that: a large
 /// document must not hold up its server.
@@ -60,10 +60,7 @@ impl Original {
     }
 
     /// The first part of [`changes_to`](Self::changes_to), for which the value is needed.
-    pub(crate) fn draft<T: Serialize + DeserializeOwned>(
-        &self,
-        value: &T,
-    ) -> Result<Draft, BoxError> {
+    pub fn draft<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Draft, BoxError> {
         let after = StoredDocument::encode(self.loaded.format, value)?;
         Ok(Draft { original: self.clone(), after, reread: reread::<T> })
     }
@@ -71,7 +68,7 @@ impl Original {
 
 /// A document as it is to be saved, before its changes are known.
 #[derive(Debug, Clone)]
-pub(crate) struct Draft {
+pub struct Draft {
     original: Original,
     after: StoredDocument,
     reread: Reread,
@@ -109,7 +106,7 @@ impl Changes {
     }
 
     /// True if this document is the result: a save of these changes was carried out.
-    pub(super) fn are_done_in(&self, now: &StoredDocument) -> bool {
+    pub(crate) fn are_done_in(&self, now: &StoredDocument) -> bool {
         match &self.result {
             Planned::Nothing => false,
             Planned::Merged(result) | Planned::Corrected(result) => result.is_same(now),
@@ -117,14 +114,14 @@ impl Changes {
     }
 
     /// True if the result must be stored with its members in the very order that it has.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn have_an_order(&self) -> bool {
+    #[cfg(feature = "bson")]
+    pub fn have_an_order(&self) -> bool {
         !self.orders.is_empty()
     }
 
     /// True if it takes some milliseconds to apply them.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn are_large(&self) -> bool {
+    #[cfg(feature = "bson")]
+    pub fn are_large(&self) -> bool {
         self.draft.is_large()
     }
 
@@ -148,7 +145,8 @@ impl Changes {
     }
 
     /// The document as a save has stored it, with the changes of other programs. `None` if nothing had to be stored.
-    pub(crate) fn stored(&self) -> Option<StoredDocument> {
+    #[must_use]
+    pub fn stored(&self) -> Option<StoredDocument> {
         self.applied.lock().clone()
     }
 
@@ -194,8 +192,8 @@ impl Changes {
     }
 
     /// The store has put new members into an order of its own.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn were_stored_as(&self, document: StoredDocument) {
+    #[cfg(feature = "bson")]
+    pub fn were_stored_as(&self, document: StoredDocument) {
         *self.applied.lock() = Some(document);
     }
 
@@ -223,7 +221,8 @@ impl Draft {
     }
 
     /// True if it takes some milliseconds to compare the documents.
-    pub(crate) fn is_large(&self) -> bool {
+    #[must_use]
+    pub fn is_large(&self) -> bool {
         self.size() >= LARGE
     }
 
@@ -237,7 +236,7 @@ impl Draft {
 
     /// # Errors
     /// As [`Original::changes_to`].
-    pub(crate) fn changes(self) -> Result<Changes, BoxError> {
+    pub fn changes(self) -> Result<Changes, BoxError> {
         let (result, orders) = self.planned()?;
         Ok(Changes { draft: self, result, orders, applied: Arc::default() })
     }
@@ -287,7 +286,7 @@ impl Draft {
     ///
     /// # Errors
     /// As [`Original::changes_to`].
-    pub(crate) fn replacement(self) -> Result<StoredDocument, BoxError> {
+    pub fn replacement(self) -> Result<StoredDocument, BoxError> {
         let (loaded, after) = (self.original.loaded.node()?, self.after.node()?);
         refuse_repetition(&after)?;
         let named = Name::from("_id");
@@ -378,8 +377,9 @@ fn in_order(
      which would be lost: give the elements an `_id` or an `id`, or keep their other fields in the type by \
      `#[serde(flatten)]`"
 )]
-pub(crate) struct UnclearChange {
-    pub(crate) field: String,
+pub struct UnclearChange {
+    /// The path of the array.
+    pub field: String,
 }
 
 fn refused(why: Refused, path: &Path) -> BoxError {

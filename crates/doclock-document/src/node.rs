@@ -11,29 +11,29 @@ use indexmap::IndexMap;
 
 /// The name of a member, and how many members of that name stand before it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::store) struct Name {
+pub struct Name {
     text: Box<[u8]>,
     nth: usize,
 }
 
 impl Name {
     /// The text, if it is UTF-8 and the first of that name in its document.
-    pub(in crate::store) fn plain(&self) -> Option<&str> {
+    pub fn plain(&self) -> Option<&str> {
         std::str::from_utf8(&self.text).ok().filter(|_| self.nth == 0)
     }
 
     /// The same name a second time.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn repeated(&self) -> Self {
+    #[cfg(feature = "bson")]
+    pub fn repeated(&self) -> Self {
         Self { nth: self.nth + 1, ..self.clone() }
     }
 
-    #[cfg(feature = "_mongo")]
-    pub(super) fn bytes(&self) -> &[u8] {
+    #[cfg(feature = "bson")]
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.text
     }
 
-    pub(super) fn is_repetition(&self) -> bool {
+    pub(crate) fn is_repetition(&self) -> bool {
         self.nth > 0
     }
 }
@@ -70,26 +70,27 @@ impl fmt::Debug for Name {
 }
 
 /// Where a value is in its document: the names of members, and the positions of elements.
-pub(in crate::store) type Path = Vec<Name>;
+pub type Path = Vec<Name>;
 
 /// A path as people read it.
-pub(in crate::store) fn text_of(path: &[Name]) -> String {
+pub(crate) fn text_of(path: &[Name]) -> String {
     path.iter().map(Name::to_string).collect::<Vec<_>>().join(".")
 }
 
-pub(in crate::store) type Members = IndexMap<Name, Node>;
+/// The members of a document, in their order.
+pub type Members = IndexMap<Name, Node>;
 
 /// Collects the members of a document.
 #[derive(Default)]
-pub(super) struct Collected {
-    pub(super) members: Members,
+pub(crate) struct Collected {
+    pub(crate) members: Members,
     /// How often each name has been repeated.
     repeated: HashMap<Name, usize>,
 }
 
 impl Collected {
     /// Adds a member, even if there is one of that name.
-    pub(super) fn push(&mut self, mut name: Name, value: Node) {
+    pub(crate) fn push(&mut self, mut name: Name, value: Node) {
         if self.members.contains_key(&name) {
             let nth = self.repeated.entry(name.clone()).or_default();
             *nth += 1;
@@ -101,24 +102,27 @@ impl Collected {
 
 /// A JSON or BSON value.
 #[derive(Debug, Clone)]
-pub(in crate::store) enum Node {
+pub enum Node {
+    /// A document within a document, or the whole.
     Document(Members),
+    /// An array.
     Array(Vec<Self>),
+    /// Any other value.
     Leaf(Leaf),
 }
 
 /// A value without members and elements, as it is encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::store) struct Leaf {
+pub struct Leaf {
     /// The type of a BSON value; zero in JSON.
-    pub(super) kind: u8,
-    pub(super) bytes: Box<[u8]>,
-    pub(super) content: LeafContent,
+    pub(crate) kind: u8,
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) content: LeafContent,
 }
 
 /// What a leaf is to people, whatever its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::store) enum LeafContent {
+pub(crate) enum LeafContent {
     /// A text or an id. It tells more about an element than a number or a date.
     Text,
     Whole(i128),
@@ -138,11 +142,11 @@ impl From<f64> for LeafContent {
 
 /// A value within another, as numbers that are the same for the same value in the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Feature {
+pub(crate) struct Feature {
     /// The names around it.
     member: u64,
     value: u64,
-    pub(super) is_text: bool,
+    pub(crate) is_text: bool,
 }
 
 /// How two values are compared.
@@ -155,28 +159,32 @@ enum Sameness {
 }
 
 impl Node {
-    pub(in crate::store) fn members(&self) -> Option<&Members> {
+    /// The members, if it is a document.
+    #[must_use]
+    pub fn members(&self) -> Option<&Members> {
         if let Self::Document(members) = self { Some(members) } else { None }
     }
 
-    pub(in crate::store) fn member(&self, name: &Name) -> Option<&Self> {
+    /// The member of this name, if it is a document that has it.
+    #[must_use]
+    pub fn member(&self, name: &Name) -> Option<&Self> {
         self.members()?.get(name)
     }
 
-    pub(super) fn elements(&self) -> Option<&[Self]> {
+    pub(crate) fn elements(&self) -> Option<&[Self]> {
         if let Self::Array(elements) = self { Some(elements) } else { None }
     }
 
-    pub(super) fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(self, Self::Leaf(leaf) if leaf.content == LeafContent::Null)
     }
 
-    pub(super) fn is_leaf(&self) -> bool {
+    pub(crate) fn is_leaf(&self) -> bool {
         matches!(self, Self::Leaf(_))
     }
 
     /// True if replacing one value with the other changes nothing but the order of members.
-    pub(in crate::store) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Document(mine), Self::Document(theirs)) => {
                 let is_there = |(name, it): (&Name, &Self)| {
@@ -193,8 +201,8 @@ impl Node {
     }
 
     /// True if the two are the same, and so is the order of their members.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn is_identical(&self, other: &Self) -> bool {
+    #[cfg(feature = "bson")]
+    pub fn is_identical(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Document(mine), Self::Document(theirs)) => {
                 let is_same = |((name, it), (other, its)): ((&Name, &Self), (&Name, &Self))| {
@@ -212,12 +220,12 @@ impl Node {
 
     /// True if the two are the same, except for the order of members and elements: a set may encode its elements in
     /// another order each time.
-    pub(super) fn is_alike(&self, other: &Self) -> bool {
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
         self.is_same(other) || self.digest(Sameness::OfSets) == other.digest(Sameness::OfSets)
     }
 
     /// The same number for values that are the same. Numbers are the same whatever their type.
-    pub(super) fn form(&self) -> u64 {
+    pub(crate) fn form(&self) -> u64 {
         self.digest(Sameness::OfNumbers)
     }
 
@@ -247,7 +255,7 @@ impl Node {
     }
 
     /// The values within that have no members and no elements.
-    pub(super) fn features(&self) -> Vec<Feature> {
+    pub(crate) fn features(&self) -> Vec<Feature> {
         fn add(node: &Node, member: u64, features: &mut Vec<Feature>) {
             match node {
                 Node::Document(members) if !members.is_empty() => {
@@ -274,12 +282,12 @@ impl Node {
     }
 
     /// The path of a member whose name stands twice in its document.
-    pub(super) fn repetition(&self) -> Option<Path> {
+    pub(crate) fn repetition(&self) -> Option<Path> {
         self.find(&|name, _| name.is_some_and(Name::is_repetition))
     }
 
     /// The path of the first value for which `is_it` is true.
-    pub(super) fn find(&self, is_it: &dyn Fn(Option<&Name>, &Self) -> bool) -> Option<Path> {
+    pub(crate) fn find(&self, is_it: &dyn Fn(Option<&Name>, &Self) -> bool) -> Option<Path> {
         fn find(
             name: Option<&Name>,
             it: &Node,
@@ -311,14 +319,14 @@ impl Node {
         find(None, self, &mut path, is_it).then_some(path)
     }
 
-    pub(super) fn value_at(&self, path: &[Name]) -> Option<&Self> {
+    pub(crate) fn value_at(&self, path: &[Name]) -> Option<&Self> {
         path.iter().try_fold(self, |value, name| match value {
             Self::Array(elements) => elements.get(name.plain()?.parse::<usize>().ok()?),
             value => value.member(name),
         })
     }
 
-    pub(super) fn value_at_mut(&mut self, path: &[Name]) -> Option<&mut Self> {
+    pub(crate) fn value_at_mut(&mut self, path: &[Name]) -> Option<&mut Self> {
         path.iter().try_fold(self, |value, name| match value {
             Self::Array(elements) => elements.get_mut(name.plain()?.parse::<usize>().ok()?),
             Self::Document(members) => members.get_mut(name),
@@ -327,7 +335,7 @@ impl Node {
     }
 
     /// This value with another member at the path, or without that member.
-    pub(super) fn with_member(&self, path: &[Name], new: Option<Self>) -> Self {
+    pub(crate) fn with_member(&self, path: &[Name], new: Option<Self>) -> Self {
         let mut changed = self.clone();
         if let Some((name, outer)) = path.split_last()
             && let Some(Self::Document(members)) = changed.value_at_mut(outer)
@@ -347,14 +355,14 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-pub(super) fn are_same(a: Option<&Node>, b: Option<&Node>) -> bool {
+pub(crate) fn are_same(a: Option<&Node>, b: Option<&Node>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => a.is_same(b),
         (a, b) => a.is_none() && b.is_none(),
     }
 }
 
-pub(super) fn are_alike(a: Option<&Node>, b: Option<&Node>) -> bool {
+pub(crate) fn are_alike(a: Option<&Node>, b: Option<&Node>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => a.is_alike(b),
         (a, b) => a.is_none() && b.is_none(),
@@ -362,7 +370,7 @@ pub(super) fn are_alike(a: Option<&Node>, b: Option<&Node>) -> bool {
 }
 
 /// The paths at which two documents differ, at most one more than `most`.
-pub(super) fn differ(
+pub(crate) fn differ(
     a: &Node,
     b: &Node,
     is_same: fn(&Node, &Node) -> bool,

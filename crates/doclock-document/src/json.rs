@@ -8,13 +8,13 @@ use serde::{
 };
 
 use super::node::{Collected, Leaf, LeafContent, Name, Node};
-use crate::error::BoxError;
+use crate::BoxError;
 
-pub(super) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
+pub(crate) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
     Ok(serde_json::from_slice(bytes)?)
 }
 
-pub(super) fn written(node: &Node) -> Vec<u8> {
+pub(crate) fn written(node: &Node) -> Vec<u8> {
     let mut text = Vec::new();
     write(node, &mut text);
     text

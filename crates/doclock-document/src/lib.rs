@@ -1,33 +1,32 @@
-//! Documents in transit between a store and a Rust type.
+#![doc = include_str!("../README.md")]
 
-use std::sync::Arc;
+use std::{error::Error, sync::Arc};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{error::BoxError, version::Version};
-
 mod aliases;
 mod align;
-#[cfg(feature = "_mongo")]
+#[cfg(feature = "bson")]
 mod bson;
 mod changes;
-#[cfg(feature = "_mongo")]
+#[cfg(feature = "bson")]
 mod driver;
 mod json;
 mod merge;
 mod node;
 mod order;
+mod version;
 
-#[cfg(feature = "_mongo")]
-pub(super) use bson::readable;
-pub use changes::Changes;
-pub(crate) use changes::{Draft, UnclearChange};
-#[cfg(feature = "_mongo")]
-pub(super) use driver::decode;
-#[cfg(not(feature = "_mongo"))]
-use node::Node;
-#[cfg(feature = "_mongo")]
-pub(super) use node::{Members, Name, Node};
+#[cfg(feature = "bson")]
+pub use bson::readable;
+pub use changes::{Changes, Draft, UnclearChange};
+#[cfg(feature = "bson")]
+pub use driver::decode;
+pub use node::{Leaf, Members, Name, Node, Path};
+pub use version::{InvalidVersion, Version};
+
+/// Any error, such as one of serde.
+pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The encoding in which a store hands documents out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub enum Format {
     /// JSON text.
     Json,
     /// BSON, as the MongoDB driver encodes a `Collection<T>`.
-    #[cfg(feature = "_mongo")]
+    #[cfg(feature = "bson")]
     Bson,
 }
 
@@ -71,7 +70,7 @@ impl StoredDocument {
     pub fn encode<T: Serialize>(format: Format, value: &T) -> Result<Self, BoxError> {
         let bytes = match format {
             Format::Json => serde_json::to_vec(value)?,
-            #[cfg(feature = "_mongo")]
+            #[cfg(feature = "bson")]
             Format::Bson => driver::encode(value)?,
         };
         Ok(Self::from_bytes(format, bytes))
@@ -82,7 +81,7 @@ impl StoredDocument {
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, BoxError> {
         match self.format {
             Format::Json => Ok(serde_json::from_slice(&self.bytes)?),
-            #[cfg(feature = "_mongo")]
+            #[cfg(feature = "bson")]
             Format::Bson => driver::decode(&self.bytes),
         }
     }
@@ -90,10 +89,13 @@ impl StoredDocument {
 
 impl StoredDocument {
     /// The document as a value.
-    pub(super) fn node(&self) -> Result<Node, BoxError> {
+    ///
+    /// # Errors
+    /// If the bytes are no document of this format.
+    pub fn node(&self) -> Result<Node, BoxError> {
         match self.format {
             Format::Json => json::read(&self.bytes),
-            #[cfg(feature = "_mongo")]
+            #[cfg(feature = "bson")]
             Format::Bson => bson::read(&self.bytes),
         }
     }
@@ -104,10 +106,12 @@ impl StoredDocument {
         self == other || nodes().is_some_and(|(mine, theirs)| mine.is_same(&theirs))
     }
 
-    pub(super) fn of(node: &Node, format: Format) -> Self {
+    /// The encoded value.
+    #[must_use]
+    pub fn of(node: &Node, format: Format) -> Self {
         let bytes = match format {
             Format::Json => json::written(node),
-            #[cfg(feature = "_mongo")]
+            #[cfg(feature = "bson")]
             Format::Bson => bson::written(node),
         };
         Self::from_bytes(format, bytes)
@@ -141,17 +145,18 @@ impl Original {
     }
 
     /// Notes that nobody knows whether a save of this document was carried out.
-    #[cfg(feature = "web")]
-    pub(crate) fn doubt(&mut self) {
+    pub fn doubt(&mut self) {
         self.is_in_doubt = true;
     }
 
-    pub(crate) fn is_in_doubt(&self) -> bool {
+    /// True if nobody knows whether an earlier save of this document was carried out.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
         self.is_in_doubt
     }
 }
 
-/// A [guarded save](crate::store::Documents::save).
+/// A save that is carried out only under the lock of its document.
 #[derive(Debug, Clone)]
 pub struct Edit {
     /// What it does to the document.
@@ -167,7 +172,7 @@ pub enum Content {
     Changes(Changes),
     /// Writes the whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
-    /// Inserts a new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
+    /// Inserts a new document. It is rejected if its `_id` is not the locked
     /// one, or if a document with this `_id` exists already.
     Creation(StoredDocument),
     /// Deletes the document.
@@ -178,7 +183,7 @@ impl Edit {
     /// True if the edit may be written onto this stored document: there is no condition, the document has the right
     /// version, or it is the result of this edit already. (A reply may have been lost, or the same form was sent twice.)
     ///
-    /// Otherwise the answer is [`ChangedMeanwhile`](crate::store::Saved::ChangedMeanwhile) without a field.
+    /// Otherwise the document was changed meanwhile, without a field that could be named.
     #[must_use]
     pub fn fits(&self, now: &StoredDocument) -> bool {
         let is_done = || match &self.content {
@@ -192,12 +197,14 @@ impl Edit {
 
 impl Edit {
     /// True if it only renews the lock.
-    pub(in crate::store) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         matches!(&self.content, Content::Changes(changes) if changes.is_empty())
     }
 
     /// The version of the document after this edit was written. `None` if the edit deletes the document, or if nothing was applied.
-    pub(crate) fn version_after(&self) -> Option<Version> {
+    #[must_use]
+    pub fn version_after(&self) -> Option<Version> {
         match &self.content {
             Content::Changes(changes) => changes.stored().map(|document| document.version()),
             Content::Replacement(document) | Content::Creation(document) => {

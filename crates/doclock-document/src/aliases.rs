@@ -7,10 +7,10 @@ use std::{
 };
 
 use super::node::{Members, Name, Node, Path};
-use crate::error::BoxError;
+use crate::BoxError;
 
 /// Reads a document as the type, and returns it as the type writes it.
-pub(super) type Read<'a> = &'a dyn Fn(&Node) -> Result<Node, BoxError>;
+pub(crate) type Read<'a> = &'a dyn Fn(&Node) -> Result<Node, BoxError>;
 
 /// An old and a new name.
 type Rename = (Name, Name);
@@ -29,7 +29,7 @@ const MOST: usize = 32;
 /// An alias belongs to a member of a type, so it is looked for in one document of each kind, and then renamed in all
 /// others. The document is read as a whole for each look, at most twice for each of `probes`. In the end the renamed
 /// document must read as before.
-pub(super) fn without_aliases(
+pub(crate) fn without_aliases(
     loaded: &Node,
     before: &Node,
     grown: &[(Path, &Members)],

@@ -24,29 +24,29 @@ const CANDIDATES: usize = 64;
 
 /// One value in four versions. `None` if the version does not have it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Versions<'a> {
+pub(crate) struct Versions<'a> {
     /// As it was loaded.
-    pub(super) loaded: Option<&'a Node>,
+    pub(crate) loaded: Option<&'a Node>,
     /// The loaded value, as the Rust type writes it.
-    pub(super) before: Option<&'a Node>,
+    pub(crate) before: Option<&'a Node>,
     /// As the Rust type writes it after the change.
-    pub(super) after: Option<&'a Node>,
+    pub(crate) after: Option<&'a Node>,
     /// As it is stored now. Other programs may have changed it since it was loaded.
-    pub(super) now: Option<&'a Node>,
+    pub(crate) now: Option<&'a Node>,
 }
 
 /// A merge under way.
 #[derive(Debug, Default)]
-pub(super) struct Merge<'a> {
+pub(crate) struct Merge<'a> {
     /// The place in the loaded document at which the merge is.
-    pub(super) path: Path,
+    pub(crate) path: Path,
     /// The same place in the result, in which the elements of arrays may have other positions.
     place: Path,
     /// Members that the merge would add, although the type read a value for them before, each with the document as the
     /// type writes it. The value may be stored under another name.
-    pub(super) grown: Vec<(Path, &'a Members)>,
+    pub(crate) grown: Vec<(Path, &'a Members)>,
     /// The documents of the result whose members the application may have put into another order, and the new order.
-    pub(super) reordered: Vec<(Path, &'a Members)>,
+    pub(crate) reordered: Vec<(Path, &'a Members)>,
 }
 
 impl<'a> Merge<'a> {
@@ -54,7 +54,7 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     /// Why a value cannot be written, and the merge, which has stopped at this value.
-    pub(super) fn of(versions: Versions<'a>) -> Result<(Node, Self), (Refused, Self)> {
+    pub(crate) fn of(versions: Versions<'a>) -> Result<(Node, Self), (Refused, Self)> {
         let mut merge = Self::default();
         match merge.value(versions) {
             Ok(merged) => Ok((merged.unwrap_or_else(|| Node::Document(Members::new())), merge)),
@@ -230,7 +230,7 @@ fn is_reordered(before: &Members, after: &Members) -> bool {
 
 /// Why a value cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     /// It would be rewritten as a whole, but has changed since it was loaded.
     Changed,
     /// Fields or elements of an array that the type does not know would be lost.

@@ -17,7 +17,7 @@ const CERTAINTY: f64 = 1e6;
 
 /// Of the documents whose members the application may have put into another order, those of types that keep the order.
 /// `merged` has all members, in any order. Reads the document at most `most` times, beyond the second time.
-pub(super) fn kept<'a>(
+pub(crate) fn kept<'a>(
     merged: &Node,
     reordered: Vec<(Path, &'a Members)>,
     most: usize,
@@ -70,7 +70,7 @@ pub(super) fn kept<'a>(
 }
 
 /// Puts the members with these names of the document at the path into this order. All others keep their places.
-pub(super) fn arrange<'a>(value: &mut Node, path: &[Name], order: impl Iterator<Item = &'a Name>) {
+pub(crate) fn arrange<'a>(value: &mut Node, path: &[Name], order: impl Iterator<Item = &'a Name>) {
     let Some(Node::Document(members)) = value.value_at_mut(path) else { return };
     let mut ordered: Members = Members::new();
     let order: Vec<_> = order.filter(|name| members.contains_key(*name)).cloned().collect();

@@ -3,10 +3,10 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::readable;
-use crate::error::BoxError;
+use crate::BoxError;
 
 /// Encodes a value as the driver does for a `Collection<T>`.
-pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
+pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
     #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
     {
@@ -18,7 +18,7 @@ pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
 
 /// Decodes a value as the driver does for a `Collection<T>`. Other drivers also store texts that are not UTF-8: these
 /// are read as bytes, so that only a type that asks for such a text cannot read the document.
-pub(in crate::store) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     let decoded = decode_utf8(bytes);
     match decoded.is_err().then(|| readable(bytes)).flatten() {
         Some((readable, path)) => decode_utf8(&readable).map_err(|e| {
@@ -52,7 +52,7 @@ mod either_bson {
     use mongodb::bson::RawDocumentBuf;
 
     #[allow(dead_code, reason = "used with bson 2 only")]
-    pub(super) fn serialize_to_raw_document_buf<T: Serialize>(
+    pub(crate) fn serialize_to_raw_document_buf<T: Serialize>(
         value: &T,
     ) -> Result<RawDocumentBuf, BoxError> {
         #[allow(unused_imports, reason = "used with bson 3 only")]
@@ -65,7 +65,7 @@ mod either_bson {
     }
 
     #[allow(dead_code, reason = "used with bson 2 only")]
-    pub(super) fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+    pub(crate) fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
         #[allow(unused_imports, reason = "used with bson 3 only")]
         use never::*;
         {
@@ -79,12 +79,12 @@ mod either_bson {
         use super::{BoxError, RawDocumentBuf};
 
         #[allow(dead_code)]
-        pub(super) fn to_raw_document_buf<T>(_: &T) -> Result<RawDocumentBuf, BoxError> {
+        pub(crate) fn to_raw_document_buf<T>(_: &T) -> Result<RawDocumentBuf, BoxError> {
             Err("this bson is neither 2 nor 3".into())
         }
 
         #[allow(dead_code)]
-        pub(super) fn from_slice<T>(_: &[u8]) -> Result<T, BoxError> {
+        pub(crate) fn from_slice<T>(_: &[u8]) -> Result<T, BoxError> {
             Err("this bson is neither 2 nor 3".into())
         }
     }

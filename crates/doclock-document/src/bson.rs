@@ -5,7 +5,7 @@
 use std::str;
 
 use super::node::{Collected, Leaf, LeafContent, Members, Name, Node, text_of};
-use crate::error::BoxError;
+use crate::BoxError;
 
 const DOUBLE: u8 = 0x01;
 const STRING: u8 = 0x02;
@@ -24,7 +24,7 @@ const INT64: u8 = 0x12;
 /// The server refuses documents that are nested more deeply than 180.
 const DEEPEST: usize = 200;
 
-pub(super) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
+pub(crate) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
     let mut rest = bytes;
     let members = document(&mut rest, DEEPEST).ok_or("the stored document is not BSON")?;
     Ok(Node::Document(members))
@@ -100,7 +100,7 @@ fn value(kind: u8, bytes: &mut &[u8], depth: usize) -> Option<Node> {
     Some(Node::Leaf(leaf(kind, take(bytes, size)?)))
 }
 
-pub(super) fn written(node: &Node) -> Vec<u8> {
+pub(crate) fn written(node: &Node) -> Vec<u8> {
     let mut bytes = Vec::new();
     write(node, &mut bytes);
     bytes
@@ -159,7 +159,7 @@ fn content(kind: u8, bytes: &[u8]) -> Option<LeafContent> {
 
 /// This document for a reader that knows only UTF-8: a text that is not UTF-8 is its bytes, and a member whose name is
 /// not UTF-8 is left out; and the path of the first such text. `None` if there is no such text and no such name.
-pub(in crate::store) fn readable(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
+pub fn readable(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
     let node = read(bytes).ok()?;
     let is_odd = |name: Option<&Name>, it: &Node| {
         name.is_some_and(|name| str::from_utf8(name.bytes()).is_err())

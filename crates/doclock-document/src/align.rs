@@ -32,15 +32,15 @@ const ROUNDS: usize = 4;
 
 /// Which element is which.
 #[derive(Debug)]
-pub(super) struct Alignment {
+pub(crate) struct Alignment {
     /// For each element after the change, the position of the element before it that it comes from.
-    pub(super) partners: Vec<Option<usize>>,
+    pub(crate) partners: Vec<Option<usize>>,
     /// Elements before the change that may have been changed, moved or removed: nothing tells which.
-    pub(super) doubtful: HashSet<usize>,
+    pub(crate) doubtful: HashSet<usize>,
 }
 
 /// `are_equal` tells of two elements with the same content before the change whether they are stored alike, too.
-pub(super) fn align(
+pub(crate) fn align(
     before: &[Node],
     after: &[Node],
     are_equal: impl Fn(usize, usize) -> bool,
