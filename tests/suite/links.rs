@@ -82,3 +82,31 @@ fn each_link_leads_somewhere() {
     }
     assert!(torn.is_empty(), "{}", torn.join("\n"));
 }
+
+#[test]
+fn each_limit_of_the_architecture_is_that_of_the_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let (_, limits) = page.split_once("## Limits").unwrap();
+    let rows = limits.lines().filter(|it| it.starts_with('|')).skip(2);
+    let mut checked = 0;
+    for row in rows {
+        let [_, constant, _, file, _] = row.split('`').collect::<Vec<_>>()[..] else {
+            panic!("{row}")
+        };
+        let (name, value) = match constant.split_once(" = ") {
+            Some((name, value)) => (name, value.to_owned()),
+            None => {
+                let (name, seconds) = constant.split_once(": ").unwrap();
+                (name, format!("Duration::from_secs({})", seconds.strip_suffix(" s").unwrap()))
+            }
+        };
+        let code = fs::read_to_string(root.join(file)).unwrap();
+        let is_it = |line: &str| {
+            line.contains(&format!("const {name}: ")) && line.ends_with(&format!(" = {value};"))
+        };
+        assert!(code.lines().any(is_it), "{row}");
+        checked += 1;
+    }
+    assert!(checked >= 20, "{checked}");
+}
