@@ -252,7 +252,7 @@ export interface DocLockEvents {
 
 /** What a lock says at one moment. */
 export type Snapshot = Readonly<Pick<DocLock, 'url' | 'key' | 'mode' | 'state' | 'holder' | 'since' | 'expiresAt' | 'mayTakeOver' | 'samePerson' | 'mayAsk'
-  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'ending' | 'asks' | 'asking' | 'askProblem' | 'version'>>;
+  | 'frozen' | 'lost' | 'waiting' | 'busy' | 'problem' | 'token' | 'offline' | 'current' | 'deleted' | 'ending' | 'asks' | 'asking' | 'askProblem' | 'version'>>;
 
 /**
  * The lock of one document. All objects of a page for one document and mode share one lock, which is released when none of
@@ -321,6 +321,8 @@ export class DocLock extends EventTarget {
   version: string | null;
   /** Whether the document still had that version when this page got the lock; `null` if that is not known. */
   readonly current: boolean | null;
+  /** Whether the document has been deleted, as the server said when a page that names a version asked last. */
+  readonly deleted: boolean;
   /** The end of the lock that comes soon; `null` if none does. */
   readonly ending: Ending | null;
   /** The asks for the lock of this page, at most 8, the first one first. */

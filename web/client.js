@@ -916,7 +916,7 @@ export class Fields extends Typed {
 // ---- the lock -------------------------------------------------------------------------------
 
 const FACTS = ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'samePerson', 'mayAsk', 'frozen', 'lost', 'waiting', 'busy',
-  'problem', 'token', 'offline', 'current', 'ending', 'asks', 'asking', 'askProblem'];
+  'problem', 'token', 'offline', 'current', 'deleted', 'ending', 'asks', 'asking', 'askProblem'];
 
 /** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
@@ -1073,6 +1073,7 @@ class PageLock {
   askProblem = null;     // why the server has refused to ask or to answer
   version = undefined;   // of the document, as this page shows it; `undefined` if this page names no versions
   current = null;        // whether the document still had this version when the lock was granted
+  deleted = false;
   viewers = new Set();   // the `DocLock`s that are open
 
   static #apis = new Map();
@@ -1367,6 +1368,7 @@ class PageLock {
     const turn = ++this.#turn, opened = this.#opened, { version } = this;
     const answer = await request('GET', this.url + (version ? '?shown=' + version : ''), PROMISED.state);
     const { current, version: stored = null } = answer.body;
+    if (answer.ok) this.deleted = current === false && stored === null;
     if (current === false && version === this.version && stored !== this.#told) this.#tellSave({ by: null, version: stored });
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
@@ -1458,7 +1460,7 @@ class PageLock {
     clearTimeout(this.#lookTimer);
     const { key, token, current = null, version } = answer.body, { since } = standing(answer);
     Object.assign(
-      this, { key, token, since, current, holder: null, mayTakeOver: false, samePerson: false, mayAsk: false, frozen: null, lost: null, waiting: false, asking: null, askProblem: null });
+      this, { key, token, since, current, holder: null, mayTakeOver: false, samePerson: false, mayAsk: false, frozen: null, lost: null, deleted: false, waiting: false, asking: null, askProblem: null });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;

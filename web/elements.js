@@ -31,7 +31,7 @@ export const texts = {
     stale: 'This document has been saved since this page was opened.', saved: '{by} has saved this document.',
     unknown: 'You do not have the lock any more.', released: 'You do not have the lock any more.', expired: 'Your lock has expired.',
     broken: '{by} has ended your lock.', session_ended: 'Your login has ended. Log in again in another tab, then go on here.',
-    person_changed: 'Somebody else is logged in now, who cannot save your text.', unsaved: 'Your text is not saved.',
+    person_changed: 'Somebody else is logged in now, who cannot save your text.', unsaved: 'Your text is not saved.', deleted: 'This document has been deleted.',
     idle: 'Nobody has touched this page for a while: your lock ends at {at}.', session: 'Your login ends at {at}. Save your text.',
     max_hold: 'Nobody may edit for longer: your lock ends at {at}. Save your text.',
     older: 'The document has been saved since then.', left: 'This was not put into the form: its field has changed or has gone. Copy what you need:',
@@ -58,7 +58,7 @@ export const texts = {
     stale: 'Das Dokument wurde gespeichert, seit diese Seite geöffnet wurde.', saved: '{by} hat dieses Dokument gespeichert.',
     unknown: 'Sie haben die Sperre nicht mehr.', released: 'Sie haben die Sperre nicht mehr.', expired: 'Ihre Sperre ist abgelaufen.',
     broken: '{by} hat Ihre Sperre beendet.', session_ended: 'Ihre Anmeldung ist zu Ende. Melden Sie sich in einem anderen Tab an, und fahren Sie dann hier fort.',
-    person_changed: 'Jetzt ist jemand anderes angemeldet und kann Ihren Text nicht speichern.', unsaved: 'Ihr Text ist nicht gespeichert.',
+    person_changed: 'Jetzt ist jemand anderes angemeldet und kann Ihren Text nicht speichern.', unsaved: 'Ihr Text ist nicht gespeichert.', deleted: 'Das Dokument wurde gelöscht.',
     idle: 'Seit einer Weile hat niemand diese Seite benutzt: Ihre Sperre endet um {at}.', session: 'Ihre Anmeldung endet um {at}. Speichern Sie Ihren Text.',
     max_hold: 'Länger darf niemand bearbeiten: Ihre Sperre endet um {at}. Speichern Sie Ihren Text.',
     older: 'Das Dokument wurde seither gespeichert.', left: 'Das wurde nicht in das Formular übernommen: Sein Feld hat sich geändert oder fehlt. Kopieren Sie, was Sie brauchen:',
@@ -465,6 +465,7 @@ class Editing {
     if (state === 'held' && this.#asksAbout !== null && this.#asksAbout === this.#holder) {
       return { kind: 'warn', says: [lock.samePerson ? 'sure_session' : 'sure', lock], does: ['no', 'yes'] };
     }
+    if (lock.deleted) return performance.now() - this.#left < LEAVING_MS ? {} : { kind: 'bad', says: ['deleted'], more: unsaved };
     const asked = lock.asking && this.#whatIsAsked(lock.asking);
     if (state === 'held' && this.#writesTo !== null && this.#writesTo === this.#holder) return { kind: 'info', says: this.#standing(), asks: true, does: ['send', 'cancel'] };
     const does = lock.waiting ? ['stop'] : state === 'held' ? ['wait'] : ['mine_elsewhere', 'frozen'].includes(state) ? [] : ['edit'];
@@ -488,6 +489,7 @@ class Editing {
     const { offline, askProblem } = this.lock, problem = this.lock.problem ?? askProblem;
     if (offline) return ['offline'];
     if (!problem) return null;
+    if (problem.deleted) return ['deleted'];
     if (problem !== askProblem && !problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
     return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
   }

@@ -450,6 +450,33 @@ async fn whoever_waits_asks_the_holder_who_answers_saves_and_hands_over() {
     .await;
 }
 
+/// As in another tab: the page hears nothing but that its lock is gone.
+#[actix_web::test]
+async fn a_document_that_is_gone_is_called_deleted_on_the_open_page() {
+    forms(&[], async |stage| {
+        let list = stage.author("alice").await;
+        let page = stage.article(&list).await;
+        until_mine(&page).await;
+        writes(&page, "typed").await;
+        page.run::<()>(
+            "const real = fetch; \
+             window.fetch = async (url, ...rest) => { \
+                 const answer = await real(url, ...rest); \
+                 if (!/shown=/.test(url) || !answer.ok) return answer; \
+                 const state = { ...await answer.json(), version: null, current: false }; \
+                 return new Response(JSON.stringify(state), answer); \
+             }; \
+             document.querySelector('doclock-form').lock.release()",
+        )
+        .await;
+        says(&page, "has been deleted").await;
+        page.until(&format!("{BAR}('[part=more]').textContent === 'Your text is not saved.'"))
+            .await;
+        assert_eq!(page.value("text").await, "typed");
+    })
+    .await;
+}
+
 #[actix_web::test]
 async fn a_document_that_was_handed_over_can_be_edited_again() {
     forms(&[], async |stage| {
