@@ -783,9 +783,9 @@ export class Fields extends Typed {
 
   /** As people read it. */
   plain(record, value) {
-    const place = this.#find(record), { field } = place ?? {}, shown = own => own?.labels?.[0]?.textContent.trim();
-    if (record.mark !== null) return (value ? '☑ ' : '☐ ') + (place?.option?.text ?? shown(field) ?? record.mark);
-    if (field?.type === 'radio') return shown(place.radio(value)) ?? value ?? '';
+    const place = this.#find(record), { field } = place ?? {}, labelOf = it => it?.labels?.[0]?.textContent.trim();
+    if (record.mark !== null) return (value ? '☑ ' : '☐ ') + (place?.option?.text || labelOf(field) || record.mark);
+    if (value !== null && field?.type === 'radio') return labelOf(place.radio(value)) || value;
     if (field?.options) return [...field.options].find(it => it.value === value)?.text ?? String(value ?? '');
     return record.isRich ? new DOMParser().parseFromString(value ?? '', 'text/html').body.textContent : String(value ?? '');
   }
@@ -812,8 +812,10 @@ export class Fields extends Typed {
     on(['doclock-typed'], ({ target }) => this.#hear(target));   // an editor of the page
     // An editor that carries out such an event itself, as for a pasted text, tells of no input.
     on(['keydown', 'paste', 'cut', 'drop'], ({ isTrusted, target }) => {
-      const editor = target.closest?.('[contenteditable]');
-      if (isTrusted && editor) setTimeout(() => this.#listening && this.#hear(editor));
+      const editor = target.closest?.('[contenteditable]:not([contenteditable=false])');
+      if (!isTrusted || !editor) return;
+      this.#places(nameOf(editor)).forEach(it => this.#note(it));
+      setTimeout(() => this.#listening && this.#hear(editor));
     });
     on(['reset'], ({ target }) => target === this.form && this.#isReset && setTimeout(() => this.#reset()));
     // Typed before this script was there.
@@ -883,7 +885,7 @@ export class Fields extends Typed {
   /** What people call the field. */
   label({ name, ...record }) {
     const field = this.#find({ name, ...record })?.field ?? this.#places(name)[0]?.field;
-    const label = (field?.labels?.[0] ?? document.getElementById(field?.getAttribute('aria-labelledby')))?.cloneNode(true);
+    const label = field?.labels?.[0]?.cloneNode(true);
     for (const control of label?.querySelectorAll('textarea, select, button') ?? []) control.remove();
     return label?.textContent.trim() || field?.getAttribute('aria-label') || field?.getAttribute('title') || name;
   }
@@ -1368,12 +1370,12 @@ class PageLock {
     const turn = ++this.#turn, opened = this.#opened, { version } = this;
     const answer = await request('GET', this.url + (version ? '?shown=' + version : ''), PROMISED.state);
     const { current, version: stored = null } = answer.body;
-    if (answer.ok) this.deleted = current === false && stored === null;
     if (current === false && version === this.version && stored !== this.#told) this.#tellSave({ by: null, version: stored });
     PageLock.#note(this.#api, answer, true);
     if (this.busy || turn !== this.#turn) return;
     this.#learn(answer, opened);
     if (answer.ok) {
+      this.deleted = current === false && stored === null;
       if (['login_required', 'person_changed'].includes(this.#problem?.code) && this.#isOfPerson(answer)) this.#problem = null;
       if (this.lost && answer.person && this.#isOfPerson(answer)) this.lost.isBack = true;   // has logged in again
       this.#named(answer);

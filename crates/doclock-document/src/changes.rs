@@ -60,6 +60,9 @@ impl Original {
     }
 
     /// The first part of [`changes_to`](Self::changes_to), for which the value is needed.
+    ///
+    /// # Errors
+    /// The error of serde if `value` has no stored form.
     pub fn draft<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Draft, BoxError> {
         let after = StoredDocument::encode(self.loaded.format, value)?;
         Ok(Draft { original: self.clone(), after, reread: reread::<T> })
@@ -114,13 +117,13 @@ impl Changes {
     }
 
     /// True if the result must be stored with its members in the very order that it has.
-    #[cfg(feature = "bson")]
+    #[must_use]
     pub fn have_an_order(&self) -> bool {
         !self.orders.is_empty()
     }
 
     /// True if it takes some milliseconds to apply them.
-    #[cfg(feature = "bson")]
+    #[must_use]
     pub fn are_large(&self) -> bool {
         self.draft.is_large()
     }
@@ -192,7 +195,6 @@ impl Changes {
     }
 
     /// The store has put new members into an order of its own.
-    #[cfg(feature = "bson")]
     pub fn were_stored_as(&self, document: StoredDocument) {
         *self.applied.lock() = Some(document);
     }
@@ -234,6 +236,8 @@ impl Draft {
         (PROBED_BYTES / self.size().max(1)).clamp(FEWEST_PROBES, PROBES)
     }
 
+    /// Compares the documents.
+    ///
     /// # Errors
     /// As [`Original::changes_to`].
     pub fn changes(self) -> Result<Changes, BoxError> {

@@ -18,6 +18,9 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
 
 /// Decodes a value as the driver does for a `Collection<T>`. Other drivers also store texts that are not UTF-8: these
 /// are read as bytes, so that only a type that asks for such a text cannot read the document.
+///
+/// # Errors
+/// The error of serde if the document is not a `T`. It names the first text that is not UTF-8.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     let decoded = decode_utf8(bytes);
     match decoded.is_err().then(|| readable(bytes)).flatten() {

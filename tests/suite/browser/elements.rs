@@ -39,6 +39,16 @@ impl Stage {
         [list, bobs, alice]
     }
 
+    /// As [`one_edits`](Self::one_edits), and Bob's article, on which he has asked for it.
+    async fn one_is_asked(&self) -> [Page; 4] {
+        let [list, bobs, alice] = self.one_edits().await;
+        let bob = self.article(&bobs).await;
+        says(&bob, "alice").await;
+        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
+        is_asked(&alice, "bob").await;
+        [list, bobs, alice, bob]
+    }
+
     /// The page of the first article, beside this one, without JavaScript.
     async fn plain_article(&self, page: &Page) -> Page {
         let page = page.beside("about:blank").await;
@@ -480,11 +490,7 @@ async fn a_document_that_is_gone_is_called_deleted_on_the_open_page() {
 #[actix_web::test]
 async fn a_document_that_was_handed_over_can_be_edited_again() {
     forms(&[], async |stage| {
-        let [_, bobs, alice] = stage.one_edits().await;
-        let bob = stage.article(&bobs).await;
-        says(&bob, "alice").await;
-        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
-        is_asked(&alice, "bob").await;
+        let [_, _, alice, bob] = stage.one_is_asked().await;
         writes(&alice, "handed over").await;
         // The save leads to a page without the form.
         alice.run::<()>("document.getElementById('save').remove()").await;
@@ -521,11 +527,7 @@ async fn a_document_that_was_handed_over_can_be_edited_again() {
 #[actix_web::test]
 async fn a_save_that_is_refused_hands_nothing_over_and_a_page_that_goes_asks_nothing() {
     forms(&["--ttl-secs", "60"], async |stage| {
-        let [list, bobs, alice] = stage.one_edits().await;
-        let bob = stage.article(&bobs).await;
-        says(&bob, "alice").await;
-        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
-        is_asked(&alice, "bob").await;
+        let [_, _, alice, bob] = stage.one_is_asked().await;
         // Another program has saved.
         let version = "document.querySelector('doclock-form').lock.version = '0'.repeat(32)";
         alice.run::<()>(version).await;
@@ -542,7 +544,6 @@ async fn a_save_that_is_refused_hands_nothing_over_and_a_page_that_goes_asks_not
         is_asked(&alice, "bob").await;
         bob.go(&stage.editor.url("/")).await;
         alice.until("!document.querySelector('doclock-form').lock.asks.length").await;
-        drop(list);
     })
     .await;
 }
