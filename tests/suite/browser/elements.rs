@@ -468,15 +468,30 @@ async fn a_document_that_is_gone_is_called_deleted_on_the_open_page() {
         let page = stage.article(&list).await;
         until_mine(&page).await;
         writes(&page, "typed").await;
+        // The server refuses a new lock.
         page.run::<()>(
-            "const real = fetch; \
-             window.fetch = async (url, ...rest) => { \
+            "window.real = fetch; \
+             const refusal = { status: 404, code: 'not_found', deleted: true, detail: 'article/about-us has been deleted' }; \
+             window.fetch = async (url, init) => init?.method === 'POST' && url.endsWith('/about-us') \
+                 ? new Response(JSON.stringify(refusal), { status: 404 }) : real(url, init); \
+             document.querySelector('doclock-form').lock.release()",
+        )
+        .await;
+        says(&page, "Nobody").await;
+        press(&page, "edit").await;
+        page.until(&format!(
+            "/This document has been deleted/.test({BAR}('[part=bar]').textContent)"
+        ))
+        .await;
+        // The server is asked whether the version of the page is still stored.
+        page.run::<()>(
+            "window.fetch = async (url, ...rest) => { \
                  const answer = await real(url, ...rest); \
                  if (!/shown=/.test(url) || !answer.ok) return answer; \
                  const state = { ...await answer.json(), version: null, current: false }; \
                  return new Response(JSON.stringify(state), answer); \
              }; \
-             document.querySelector('doclock-form').lock.release()",
+             document.querySelector('doclock-form').lock.check()",
         )
         .await;
         says(&page, "has been deleted").await;
