@@ -8,7 +8,7 @@ use crate::{
         cycle::{KEYS, TASKS},
         hand_over, parts, settings, verbs, web,
     },
-    ours::{MANAGER, STORE, WAITING},
+    ours::{MANAGER, WAITING},
     plot::number,
     report::{Report, Role, Row},
 };
@@ -71,14 +71,9 @@ impl Subject {
         })
     }
 
-    fn best<'a>(&self, report: &'a Report, value: &str, on_mongodb: bool) -> Option<&'a Row> {
-        let (tasks, keys) = self.load;
+    fn best<'a>(&self, report: &'a Report, value: &str) -> Option<&'a Row> {
         let peers = report.of(self.measure).filter(|row| {
-            let elsewhere = !matches!(&*row.at, "one" | "three");
-            row.role == Role::Peer
-                && (row.at == self.at || elsewhere)
-                && elsewhere != on_mongodb
-                && (row.tasks, row.keys) == (tasks, keys)
+            row.role == Role::Peer && row.at == self.at && (row.tasks, row.keys) == self.load
         });
         let sign = if value == "per_second" { -1.0 } else { 1.0 };
         let of = |row: &Row| sign * row.get(value).unwrap_or(f64::NAN);
@@ -94,7 +89,6 @@ fn latencies() -> Vec<Subject> {
             all.push(Subject { what, measure, at, load, ours, floor });
         };
         add("acquire + release, `LockManager`", "cycle", (1, 10_000), MANAGER, INSERT_DELETE);
-        add("acquire + release, `Store`", "cycle", (1, 10_000), STORE, INSERT_DELETE);
         add("refusal, with the holder", "refusal", (1, 1), MANAGER, verbs::FIND);
         add("re-entry", "re-entry", (1, 1), MANAGER, verbs::UPDATE);
         add("renewal of 1 lock", "renew", (1, 1), MANAGER, verbs::UPDATE_MANY);
@@ -143,8 +137,8 @@ fn nodes(at: &str) -> &'static str {
 fn summary(report: &Report, subjects: &[Subject], value: &str, unit: &str) -> String {
     let scale = if value == "p50" { 1e-3 } else { 1.0 };
     let mut table = format!(
-        "| what ({unit}) | ours | floor | ratio | best peer on MongoDB | ratio | best peer elsewhere | ratio |\n\
-         |---|---:|---:|---:|---|---:|---|---:|\n"
+        "| what ({unit}) | ours | floor | ratio | best peer on MongoDB | ratio |\n\
+         |---|---:|---:|---:|---|---:|\n"
     );
     for subject in subjects {
         let Some(ours) = subject.row(report, subject.ours).and_then(|row| row.get(value)) else {
@@ -153,18 +147,16 @@ fn summary(report: &Report, subjects: &[Subject], value: &str, unit: &str) -> St
         let floor = subject.row(report, subject.floor).and_then(|row| row.get(value));
         let shown = |it: Option<f64>| it.map_or("–".into(), |it| number(it * scale));
         let against = |it: Option<f64>| it.map_or("–".into(), |it| ratio(ours, it));
-        let peer = |on_mongodb| match subject.best(report, value, on_mongodb) {
+        let peer = match subject.best(report, value) {
             Some(row) => {
                 let it = row.get(value);
-                let at = if on_mongodb { String::new() } else { format!(" ({})", place(&row.at)) };
-                format!("{} {}{at} | {}", shown(it), row.who, against(it))
+                format!("{} {} | {}", shown(it), row.who, against(it))
             }
             None => "– | –".into(),
         };
-        let (what, here, elsewhere) = (&subject.what, peer(true), peer(false));
+        let what = &subject.what;
         let (ours, floor, to_floor) = (shown(Some(ours)), shown(floor), against(floor));
-        writeln!(table, "| {what} | {ours} | {floor} | {to_floor} | {here} | {elsewhere} |")
-            .expect("a string");
+        writeln!(table, "| {what} | {ours} | {floor} | {to_floor} | {peer} |").expect("a string");
     }
     table
 }
