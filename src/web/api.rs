@@ -69,7 +69,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `GET /client.js`, `/elements.js`, `/keep.js`, `/client.d.ts`, `/elements.d.ts` | for pages: ES modules without dependencies, and their types |
 /// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. Members that
+/// Bodies are JSON of any content type, of at most 64 KiB (for many documents: 512 KiB), and may be empty. Members that
 /// a call does not know are refused. A session that has ended holds nothing, so `heartbeat` and
 /// `release` answer it as any other session.
 ///

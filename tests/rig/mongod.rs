@@ -2,8 +2,9 @@
 
 use std::env;
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mongodb::bson::{Bson, Document, doc};
@@ -18,12 +19,20 @@ const EAGER: &str = "ttlMonitorSleepSecs=1";
 /// A replica set with one member elects its primary in a tenth of a second.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A mongod process. When it is dropped, the process ends and its files are deleted.
+/// Replica sets of one that a test has left as they were, for the next test that wants its own: a start costs a second
+/// of processor time. They end with this process.
+static IDLE: Mutex<Vec<Server>> = Mutex::new(Vec::new());
+const MOST_IDLE: usize = 4;
+
+/// A mongod process. When it is dropped, the process ends and its files are deleted, unless another test can use it.
 #[derive(Debug)]
 pub(crate) struct Mongod {
-    server: Server,
+    // `None` only while it is dropped.
+    server: Option<Server>,
     kind: Kind,
     paused: AtomicBool,
+    /// True while nothing was changed that the next test could notice.
+    usual: AtomicBool,
 }
 
 /// The differences from a usual member of a replica set.
@@ -56,9 +65,17 @@ impl Mongod {
         Self::start(Kind::Standalone, None, eager).await
     }
 
-    /// A replica set of one member, already primary.
+    /// A replica set of one member, already primary. Another test may have used it, and left databases there.
     pub(crate) async fn start_replica_set() -> Self {
-        Self::start_replica_set_that_is(Unusual::default()).await
+        let idle = IDLE.lock().expect("no panic while locked").pop();
+        let mongod = match idle {
+            Some(server) => Self::new(server, Kind::ReplicaSet),
+            None => Self::start_replica_set_that_is(Unusual::default()).await,
+        };
+        mongod.usual.store(true, Ordering::Relaxed);
+        mongod.resume();
+        mongod.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await;
+        mongod
     }
 
     /// Like [`Self::start_replica_set`], with these differences.
@@ -114,7 +131,19 @@ impl Mongod {
                 Server::start("env".into(), with_clock, READY).await
             }
         };
-        Self { server, kind, paused: AtomicBool::new(false) }
+        Self::new(server, kind)
+    }
+
+    fn new(server: Server, kind: Kind) -> Self {
+        Self { server: Some(server), kind, paused: false.into(), usual: false.into() }
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("not dropped")
+    }
+
+    fn changed(&self) {
+        self.usual.store(false, Ordering::Relaxed);
     }
 
     /// The URI that an application would use. It makes the driver find the primary of a replica set.
@@ -137,18 +166,18 @@ impl Mongod {
 
     /// The port that it listens on.
     pub(crate) fn port(&self) -> u16 {
-        self.server.port()
+        self.server().port()
     }
 
     /// Stops the process where it is: connections stay open, and no request is answered.
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::Relaxed);
-        self.server.stop();
+        self.server().stop();
     }
 
     /// Lets a paused process go on as if nothing had happened.
     pub(crate) fn resume(&self) {
-        self.server.signal("CONT");
+        self.server().signal("CONT");
         self.paused.store(false, Ordering::Relaxed);
     }
 
@@ -159,7 +188,8 @@ impl Mongod {
 
     /// Crashes the process; its files stay for [`Self::restart`].
     pub(crate) fn kill9(&self) {
-        self.server.signal("KILL");
+        self.changed();
+        self.server().signal("KILL");
     }
 
     /// Starts the server again on the same files and port, after a clean stop if it still runs.
@@ -172,9 +202,10 @@ impl Mongod {
 
     /// The same for one of several members, which need not become the primary.
     pub(crate) async fn restart_member(&self) {
+        self.changed();
         self.resume();
-        self.server.signal("TERM");
-        assert!(self.server.begin().await, "port {} was taken in the meantime", self.port());
+        self.server().signal("TERM");
+        assert!(self.server().begin().await, "port {} was taken in the meantime", self.port());
     }
 
     /// From now on no majority acknowledges this command in time, twice.
@@ -192,6 +223,9 @@ impl Mongod {
     }
 
     pub(super) async fn try_admin(&self, command: Document) -> mongodb::error::Result<Document> {
+        if !["configureFailPoint", "hello"].iter().any(|it| command.contains_key(it)) {
+            self.changed();
+        }
         run_admin(&self.direct_uri(), command).await
     }
 
@@ -213,6 +247,15 @@ impl Mongod {
             let port = self.port();
             assert!(began.elapsed() < PRIMARY_WITHIN, "no primary on {port}");
             sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Mongod {
+    fn drop(&mut self) {
+        let mut idle = IDLE.lock().expect("no panic while locked");
+        if *self.usual.get_mut() && !thread::panicking() && idle.len() < MOST_IDLE {
+            idle.extend(self.server.take());
         }
     }
 }

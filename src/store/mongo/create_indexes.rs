@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::{
-    Collection, Database,
+    Collection, Database, IndexModel,
     bson::{Document, doc},
     error::Error,
 };
@@ -56,8 +56,9 @@ pub(super) async fn ensure_of_locks(
         let may = if was_fenced { Expiry::Set } else { Expiry::Raise };
         let expiry = Index::of_expiry(&existing).and_then(|it| it.expires_after);
         let has_ttl = expiry >= Some(rules.ttl);
+        let mut missing = Vec::new();
         for index in &needs.indexes {
-            match ensure_one(locks, index, may, &existing).await {
+            match change_existing(locks, index, may, &existing).await {
                 // An index of an earlier version, which nobody may change. It is good enough without the margin.
                 Err(e) if index.field == "ts" && is_denied(&e) && !rules.fenced && has_ttl => {
                     log::warn!(
@@ -68,9 +69,10 @@ pub(super) async fn ensure_of_locks(
                         locks.namespace(),
                     )
                 }
-                ensured => ensured?,
+                changed => missing.extend(changed?),
             }
         }
+        create(locks, missing).await?;
         if was_fenced { forget_fences(locks).await } else { Ok(()) }
     })
     .await
@@ -80,10 +82,11 @@ pub(super) async fn ensure_of_locks(
 pub(super) async fn ensure(collection: &Collection<Document>, needs: &Needs) -> StoreResult<()> {
     beside_other_servers(collection, || async {
         let existing = harmless(collection, needs).await?;
+        let mut missing = Vec::new();
         for index in &needs.indexes {
-            ensure_one(collection, index, Expiry::Set, &existing).await?;
+            missing.extend(change_existing(collection, index, Expiry::Set, &existing).await?);
         }
-        Ok(())
+        create(collection, missing).await
     })
     .await
 }
@@ -155,12 +158,13 @@ enum Expiry {
     Set,
 }
 
-async fn ensure_one(
+/// Makes an existing index serve as the needed one. If none can, returns the index to create.
+async fn change_existing(
     collection: &Collection<Document>,
     needed: &Index,
     may: Expiry,
     existing: &[Index],
-) -> Result<()> {
+) -> Result<Option<IndexModel>> {
     let mut on_field: Vec<_> = existing.iter().filter(|it| it.can_serve(needed)).collect();
     if let Some(after) = needed.expires_after {
         on_field.sort_by_key(|index| !index.expires());
@@ -169,23 +173,28 @@ async fn ensure_one(
             if !index.expires_after.is_some_and(may_stay) {
                 change_expiry(collection, index, after, may).await?;
             }
-            return unhide(collection, index).await;
+            return unhide(collection, index).await.map(|()| None);
         }
     }
     if let Some(index) = on_field.iter().find(|index| !index.sparse) {
-        return unhide(collection, index).await;
+        return unhide(collection, index).await.map(|()| None);
     }
     // Indexes of an earlier version. Before MongoDB 5 one field cannot have two indexes, so the old one is
     // dropped first. For a moment each query on the locks then reads the whole collection.
     for index in &on_field {
         match collection.drop_index(&index.name).await {
-            Err(e) if is_denied(&e) => return Ok(()),
+            Err(e) if is_denied(&e) => return Ok(None),
             Err(e) if code(&e) != Some(INDEX_NOT_FOUND) => return Err(e),
             _ => {}
         }
     }
     let others: Vec<_> = existing.iter().filter(|it| !on_field.contains(it)).cloned().collect();
-    collection.create_index(needed.model(&others)).await.map(drop)
+    Ok(Some(needed.model(&others)))
+}
+
+/// By one command, which reads the collection once.
+async fn create(collection: &Collection<Document>, missing: Vec<IndexModel>) -> Result<()> {
+    if missing.is_empty() { Ok(()) } else { collection.create_indexes(missing).await.map(drop) }
 }
 
 async fn unhide(collection: &Collection<Document>, index: &Index) -> Result<()> {

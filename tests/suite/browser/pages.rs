@@ -461,8 +461,9 @@ async fn api_for(page_origin: &str) -> String {
                 "doclock-tab",
                 "doclock-page",
                 "doclock-idle-ms",
+                "if-match",
             ])
-            .expose_headers(["lock-token", "doclock-person", "date"])
+            .expose_headers(["lock-token", "doclock-person", "date", "etag"])
             .supports_credentials()
             .max_age(3600);
         App::new()
