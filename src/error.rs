@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use doclock_core::store::TryAcquire;
+pub(crate) use doclock_core::{BoxError, StoreError, StoreErrorKind};
+
 use crate::{
     freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
-    takeover::{LossCause, TakenBy, TakeoverKind},
+    takeover::LossCause,
     version::Version,
 };
 
@@ -335,26 +338,23 @@ fn label_of(lock: &Lock) -> &str {
 }
 
 fn how_lost(cause: Option<&LossCause>) -> String {
-    match cause {
-        Some(LossCause::Expired) => "it has expired".to_owned(),
-        Some(LossCause::Taken(TakenBy { kind, by, reason })) => {
-            let how = match kind {
-                TakeoverKind::Broken => "has broken it",
-                TakeoverKind::TakenOver => "has taken it over",
-            };
-            let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-            format!("{by} {how}{why}")
-        }
-        Some(LossCause::SessionEnded) => "the session was ended".to_owned(),
-        Some(LossCause::Released) => "the session has released it".to_owned(),
-        None => "it was not taken, or it expired, was released or was broken".to_owned(),
-    }
+    let unknown = || "it was not taken, or it expired, was released or was broken".to_owned();
+    cause.map_or_else(unknown, ToString::to_string)
 }
 
-/// The source of a [`StoreError`].
-pub use doclock_document::BoxError;
-
 impl LockError {
+    /// The lock that the session now holds.
+    ///
+    /// # Errors
+    /// [`Held`](Self::Held) if another session holds it. [`Lost`](Self::Lost) if the claim upgrades a lock that is gone.
+    pub fn unless_granted(answer: TryAcquire) -> Result<Lock> {
+        match answer {
+            TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => Ok(lock),
+            TryAcquire::Held(lock) => Err(Self::Held(Box::new(lock))),
+            TryAcquire::Lost(key) => Err(Self::lost(key)),
+        }
+    }
+
     pub(crate) fn lost(key: LockKey) -> Self {
         Self::Lost { key, holder: None, cause: None }
     }
@@ -370,55 +370,5 @@ impl LockError {
     #[cfg(feature = "web")]
     pub(crate) fn is_overload(&self) -> bool {
         matches!(self, Self::Store(error) if error.kind() == StoreErrorKind::Overloaded)
-    }
-}
-
-/// The error of a store that cannot give an answer.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct StoreError {
-    kind: StoreErrorKind,
-    message: String,
-    source: Option<BoxError>,
-}
-
-/// The kind of a [`StoreError`]: whether the operation was carried out, and whether trying again helps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreErrorKind {
-    /// The store was not reached, or its answer was lost: the operation may or may not have been carried
-    /// out. Trying again is safe, because every operation of a store is idempotent.
-    Unavailable,
-    /// As [`Unavailable`](Self::Unavailable), but the manager does not repeat the operation: the answer
-    /// to a repetition would not tell the outcome of the first attempt.
-    OutcomeUnknown,
-    /// The store refused the operation, because more is asked than it can do: the operation was not carried out,
-    /// and will not be. Try again later. The manager repeats the operation only if nobody waits for it.
-    Overloaded,
-    /// The store has no permission to do this. Trying again does not help.
-    Denied,
-    /// The store does not accept this document. Nothing was written.
-    Rejected,
-    /// The store refused the operation, or contains a record that it cannot read.
-    Other,
-}
-
-impl StoreError {
-    /// An error of this kind. `message` tells an operator what failed and what to do.
-    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
-    }
-
-    /// The same error with its cause.
-    #[must_use]
-    pub fn because(mut self, source: impl Into<BoxError>) -> Self {
-        self.source = Some(source.into());
-        self
-    }
-
-    /// The kind of this error.
-    #[must_use]
-    pub fn kind(&self) -> StoreErrorKind {
-        self.kind
     }
 }

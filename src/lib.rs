@@ -5,34 +5,26 @@
 // The manager has verbs that only the layer for the web uses.
 #![cfg_attr(not(feature = "web"), allow(dead_code))]
 
-mod actor;
-mod clock;
-mod description;
-mod ended;
 mod error;
-mod event;
-pub mod freeze;
 #[cfg(any(doc, doctest))]
 pub mod guide;
-mod key;
-mod lock;
 mod manager;
-mod random;
-mod server;
 pub mod store;
-mod takeover;
-mod text;
-mod version;
 #[cfg(feature = "web")]
 pub mod web;
 
-pub use actor::Actor;
-pub use description::Description;
-pub use ended::{EndReason, SessionEnded};
-pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
-pub use event::LockEvent;
-pub use key::{InvalidKey, LockId, LockKey, Lockable, Named};
-pub use lock::{Aid, Answer, Ask, FencingToken, Holder, Lock, LockToken, Mode, TabId};
+#[doc(inline)]
+pub use doclock_core::{
+    Actor, Aid, Answer, Ask, BoxError, Description, EndReason, FencingToken, Holder, InvalidKey,
+    InvalidVersion, Lock, LockEvent, LockId, LockKey, LockToken, Lockable, LossCause, MemoryStore,
+    Mode, Named, Released, SessionEnded, StoreError, StoreErrorKind, TabId, Takeover, TryAcquire,
+    Version, freeze,
+};
+// The words, by their modules.
+use doclock_core::{
+    actor, clock, description, ended, event, key, lock, random, server, takeover, text, version,
+};
+pub use error::LockError;
 pub use manager::{
     BuildError, Job, LockEvents, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
     metrics,
@@ -40,11 +32,6 @@ pub use manager::{
 #[cfg(feature = "_mongo")]
 #[doc(inline)]
 pub use store::MongoStore;
-#[doc(inline)]
-pub use store::{MemoryStore, Released, TryAcquire};
-pub use takeover::{LossCause, Takeover};
-#[doc(inline)]
-pub use version::{InvalidVersion, Version};
 #[cfg(feature = "web")]
 #[doc(inline)]
 pub use web::{HeldDoc, LockedDoc, SessionLocks, SharedDoc, lock_api};
@@ -62,11 +49,8 @@ pub mod health {
 
 /// [`Limits`](limits::Limits) are settings; the constants are limits that no setting changes.
 pub mod limits {
-    pub use crate::{
-        ended::MAX_NAMED_LOCKS,
-        key::MAX_ID_BYTES,
-        lock::{MAX_ASK_BYTES, MAX_ASKS, MAX_LABEL_BYTES},
-        manager::{Limits, MAX_COLLECTIONS, MAX_REASON_BYTES},
-        store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
-    };
+    #[doc(inline)]
+    pub use doclock_core::limits::*;
+
+    pub use crate::manager::{Limits, MAX_COLLECTIONS, MAX_REASON_BYTES};
 }

@@ -19,6 +19,7 @@ mod claim;
 mod collections;
 mod counts;
 mod describe;
+mod dyn_store;
 mod facade;
 mod fleet;
 mod freezes;

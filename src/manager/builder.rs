@@ -20,6 +20,7 @@ use crate::{
         },
         collections::{self, Collections},
         describe::{Describe, Descriptions},
+        dyn_store::DynStore,
         fleet::{self, Servers},
         freezes::{self, Freezes},
         granting::Granting,
@@ -34,7 +35,7 @@ use crate::{
         watch::{events::Events, streams::Streams},
         watched::Seen,
     },
-    store::{DEFAULT_TTL, DynStore, TTL_RANGE},
+    store::{DEFAULT_TTL, TTL_RANGE},
     takeover::Takeover,
 };
 

@@ -104,14 +104,12 @@ pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
 /// The outcome of a claim. A new grant is given back unless it is confirmed.
 pub(crate) type Acquired = TryAcquire<Provisional>;
 
-impl Acquired {
-    /// The lock that the session has, or that is in its way.
-    pub(super) fn lock(&self) -> Option<&Lock> {
-        match self {
-            Self::Granted(fresh) => Some(&fresh.lock),
-            Self::AlreadyMine(lock) | Self::Held(lock) => Some(lock),
-            Self::Lost(_) => None,
-        }
+/// The lock that the session has, or that is in its way.
+pub(super) fn lock_of(acquired: &Acquired) -> Option<&Lock> {
+    match acquired {
+        TryAcquire::Granted(fresh) => Some(&fresh.lock),
+        TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock) => Some(lock),
+        TryAcquire::Lost(_) => None,
     }
 }
 

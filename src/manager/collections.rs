@@ -70,10 +70,12 @@ pub(super) struct Registered {
 impl Registered {
     fn of<T: Lockable>(ttl: Duration) -> Self {
         let text_ids = LockId::may_be_text::<T::Id>();
+        let mut rules = Rules::new(ttl);
+        (rules.fenced, rules.fair, rules.text_ids) = (T::FENCED, T::FAIR, text_ids);
         Self {
             declared: T::COLLECTION,
             parse_id: |text| text.parse::<T::Id>().ok().map(Into::into),
-            rules: Rules { ttl, fenced: T::FENCED, fair: T::FAIR, text_ids },
+            rules,
             over_http: T::OVER_HTTP,
             attached: false,
         }

@@ -120,7 +120,7 @@ impl Servers {
         let noted = self.verbs.ask("note_server", args, |store, (id, note), until| {
             store.note_server(*id, Some(note), until)
         });
-        let Fleet { topology, servers: all } = noted.await?;
+        let Fleet { topology, servers: all, .. } = noted.await?;
         let differs = |other: &ServerNote| {
             Some(format!("{other} differs from this one: {}", note.difference(other)?))
         };

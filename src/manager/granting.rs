@@ -18,7 +18,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Parts,
-        claim::{Acquired, Provisional, Wait, Wanted},
+        claim::{Acquired, Provisional, Wait, Wanted, lock_of},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
@@ -244,7 +244,7 @@ impl Granting {
         let asked = clock::now();
         let acquire = verbs::with_permit(order, self.verbs.deadline, acquire);
         let acquired = self.verbs.complete("try_acquire", until, scope, acquire).await?;
-        if let Some(lock) = acquired.lock() {
+        if let Some(lock) = lock_of(&acquired) {
             self.seen.watched.saw(lock, asked);
         }
         Ok(acquired)

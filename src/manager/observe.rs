@@ -230,7 +230,7 @@ pub(super) fn unannounced(sessions: u64) {
 
 pub(super) fn failed(verb: &'static str, error: &StoreError) {
     into_span("error");
-    counter!(STORE_ERRORS, "verb" => verb, "kind" => kind(error)).increment(1);
+    counter!(STORE_ERRORS, "verb" => verb, "kind" => error.kind().as_str()).increment(1);
 }
 
 /// A session has asked for more locks than it may hold.
@@ -243,7 +243,7 @@ pub(super) fn panicked(task: &'static str) {
 }
 
 pub(super) fn tried_again(error: &StoreError) {
-    counter!(STORE_RETRIES, "kind" => kind(error)).increment(1);
+    counter!(STORE_RETRIES, "kind" => error.kind().as_str()).increment(1);
 }
 
 /// A guard has begun or ceased to hold a lock.
@@ -278,16 +278,4 @@ fn ended(reason: EndReason, sessions: u64) {
 /// Records the outcome in the span of the current verb.
 fn into_span(outcome: &'static str) {
     tracing::Span::current().record("outcome", outcome);
-}
-
-fn kind(error: &StoreError) -> &'static str {
-    use crate::error::StoreErrorKind;
-    match error.kind() {
-        StoreErrorKind::Unavailable => "unavailable",
-        StoreErrorKind::OutcomeUnknown => "outcome_unknown",
-        StoreErrorKind::Overloaded => "overloaded",
-        StoreErrorKind::Denied => "denied",
-        StoreErrorKind::Rejected => "rejected",
-        StoreErrorKind::Other => "other",
-    }
 }

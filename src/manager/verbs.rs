@@ -23,8 +23,13 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
-    manager::{claim::ClaimPermit, observe, refusals::Refusals},
-    store::{Boxed, Deadline, DynStore, NewsId, Query, Settled},
+    manager::{
+        claim::ClaimPermit,
+        dyn_store::{Boxed, DynStore},
+        observe,
+        refusals::Refusals,
+    },
+    store::{Deadline, NewsId, Query, Settled},
 };
 
 /// The first pause before an operation is tried again; doubled each time.

@@ -188,6 +188,13 @@ impl Call<'_> {
 }
 
 impl MongoStore {
+    /// The error of a store whose driver failed, for programs that send commands of their own to the same database.
+    /// `doing` names the operation that failed, as in "reading titles".
+    #[must_use]
+    pub fn error(doing: impl std::fmt::Display, error: mongodb::error::Error) -> StoreError {
+        error::store_error(doing, error)
+    }
+
     /// Uses the database of a client that the application already has.
     ///
     /// Its server selection time-out (30 s by default) should be shorter than the manager's

@@ -11,14 +11,12 @@ use actix_web::{
     body::MessageBody,
     dev::{Service, ServiceRequest, ServiceResponse, Transform},
 };
-use sha2::{Digest, Sha256};
 
 use crate::{
     actor::Actor,
     lock::Aid,
     manager::LockManager,
     web::{
-        request::uuid_of,
         settings::Locking,
         wrap::{Identified, LockingMiddleware},
     },
@@ -34,24 +32,6 @@ pub struct Clients(Identified);
 impl fmt::Debug for Clients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Clients")
-    }
-}
-
-impl Aid {
-    /// The aid of a client that sends a token with each request, such as a JWT or an API key: from the
-    /// person (`sub`), and from the id of the login (`sid`). The same texts always give the same aid, and
-    /// the stored aid is their hash.
-    ///
-    /// Two logins of a person must differ in `login`, so that a logout releases the locks of one of them
-    /// only. When a token is refreshed, `login` must stay the same; otherwise the client loses its locks.
-    #[must_use]
-    pub fn of_client(person: &str, login: &str) -> Self {
-        let mut hasher = Sha256::new();
-        hasher.update(b"doclock client\0");
-        hasher.update((person.len() as u64).to_be_bytes());
-        hasher.update(person);
-        hasher.update(login);
-        Self::from(uuid_of(hasher).to_string())
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::{LockError, StoreErrorKind},
-    key::{InvalidKey, LockKey},
+    key::LockKey,
     lock::Lock,
     manager::{LockManager, log_limit::LogLimit},
     takeover::{LossCause, TakenBy},
@@ -170,15 +170,15 @@ impl From<&LockError> for Problem {
             LockError::PastFreeze => problem(StatusCode::BAD_REQUEST, "past_freeze"),
             LockError::Lost { holder, cause, .. } => {
                 let lost = lost(StatusCode::CONFLICT, "lost").lock(holder.as_deref());
-                match cause {
-                    Some(LossCause::Taken(TakenBy { kind, by, reason })) => lost
-                        .with("cause", kind.as_str())
-                        .with("by", by.as_str())
-                        .with("reason", reason.as_str()),
-                    Some(LossCause::Expired) => lost.with("cause", "expired"),
-                    Some(LossCause::SessionEnded) => lost.with("cause", "session_ended"),
-                    Some(LossCause::Released) => lost.with("cause", "released"),
+                let lost = match cause {
+                    Some(cause) => lost.with("cause", cause.as_str()),
                     None => lost,
+                };
+                match cause {
+                    Some(LossCause::Taken(TakenBy { by, reason, .. })) => {
+                        lost.with("by", by.as_str()).with("reason", reason.as_str())
+                    }
+                    _ => lost,
                 }
             }
             LockError::ChangedMeanwhile { field, .. } => {
@@ -336,16 +336,6 @@ impl<E: ResponseError> ResponseError for crate::store::TransactionError<E> {
             Self::Lock(error) => error.error_response(),
             Self::Work(error) => error.error_response(),
         }
-    }
-}
-
-impl ResponseError for InvalidKey {
-    fn status_code(&self) -> StatusCode {
-        StatusCode::BAD_REQUEST
-    }
-
-    fn error_response(&self) -> HttpResponse {
-        Problem::new(StatusCode::BAD_REQUEST, "bad_id").detail(self).error_response()
     }
 }
 

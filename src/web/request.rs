@@ -34,7 +34,6 @@ use uuid::Uuid;
 use self::{headers::Headers, version::ShownVersions};
 pub(super) use self::{
     path::path_param,
-    person::uuid_of,
     terms::{Document, Elsewhere, Got, Mine, Terms},
 };
 use crate::{

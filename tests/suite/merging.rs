@@ -105,7 +105,8 @@ pub(crate) async fn locked(store: &impl Store) -> Lock {
         turn: None,
         upgrades: None,
     };
-    store.try_acquire(&key(), &claim, Deadline::NONE).await.unwrap().into_result().unwrap()
+    let answer = store.try_acquire(&key(), &claim, Deadline::NONE).await.unwrap();
+    LockError::unless_granted(answer).unwrap()
 }
 
 /// What became of a save.

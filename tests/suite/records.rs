@@ -81,7 +81,8 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
     .await;
     let lock = async |key: LockKey, aid, name: &str| {
         let holder = Holder::new(name).of_user(format!("{name}@example.org"));
-        app.locks.lock_for_session(&key, &aid, &holder).await.unwrap().into_result().unwrap()
+        let answer = app.locks.lock_for_session(&key, &aid, &holder).await.unwrap();
+        LockError::unless_granted(answer).unwrap()
     };
     let held = lock(key("held"), alice(), "alice").await;
     put(database, "held", "before").await;

@@ -428,9 +428,10 @@ async fn an_answer_to_an_acquire_becomes_a_lock_or_an_error() {
     let (app, _) = app().await;
     let (alice, bob) = (Aid::new(), Aid::new());
     for _ in ["granted", "already hers"] {
-        let mine = app.try_acquire(&key("a"), &alice).await.unwrap().into_result().unwrap();
+        let mine =
+            LockError::unless_granted(app.try_acquire(&key("a"), &alice).await.unwrap()).unwrap();
         assert_eq!(mine.aid, alice);
     }
-    let refused = app.try_acquire(&key("a"), &bob).await.unwrap().into_result();
+    let refused = LockError::unless_granted(app.try_acquire(&key("a"), &bob).await.unwrap());
     assert!(matches!(refused, Err(LockError::Held(lock)) if lock.aid == alice));
 }

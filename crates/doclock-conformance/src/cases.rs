@@ -7,7 +7,7 @@ use std::{
 
 use uuid::Uuid;
 
-use actix_doclock::{
+use doclock_core::{
     Aid, EndReason, Holder, Lock, LockKey, LockToken,
     Mode::{self, Exclusive, Shared},
     Released, StoreErrorKind, TabId, TryAcquire,

@@ -1,12 +1,12 @@
 //! Tests of the behaviour that every [`Store`] must have: the conformance suite of the stores of actix-doclock.
 //!
-//! [`MemoryStore`](actix_doclock::MemoryStore) and `MongoStore` pass them; a store of your own should. Tell the
+//! [`MemoryStore`](doclock_core::MemoryStore) and `MongoStore` pass them; a store of your own should. Tell the
 //! suite how to fill and age your store, and let [`store_conformance!`](crate::store_conformance) make
 //! one test of each case:
 //!
 //! ```
 //! use std::time::Duration;
-//! use actix_doclock::{LockKey, MemoryStore, store::{Deadline, Locks, Rules}};
+//! use doclock_core::{LockKey, MemoryStore, store::{Deadline, Locks, Rules}};
 //! use doclock_conformance::{COLLECTION, Page, Subject, TTL};
 //!
 //! struct Memory(MemoryStore);
@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use actix_doclock::{LockKey, Lockable, store::Store};
+use doclock_core::{LockKey, Lockable, store::Store};
 
 #[doc(hidden)]
 pub mod cases;

@@ -2,7 +2,7 @@ use std::{future::Future, slice, time::Duration};
 
 use uuid::Uuid;
 
-use actix_doclock::{
+use doclock_core::{
     Aid, Lock, LockKey, LockToken, Mode, Released, SessionEnded, StoreError, Takeover,
     store::{
         Acquisition, Active, Deadline, LastEnd, News, NewsId, Outbox, Query, Removal, Settled,
@@ -19,7 +19,7 @@ impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
 
 /// Shorter calls of the verbs of a store, for tests.
 pub trait Shorthand: Store {
-    /// [`Locks::renew`](actix_doclock::store::Locks::renew) with the ttl that each lock has. Nothing may be late. Returns
+    /// [`Locks::renew`](doclock_core::store::Locks::renew) with the ttl that each lock has. Nothing may be late. Returns
     /// the number of documents.
     fn renew_all(&self, collection: &str, aids: &[Aid]) -> impl Answer<u64> {
         async move {
@@ -78,13 +78,13 @@ pub trait Shorthand: Store {
         self.locks(collection, Query::On(keys), keys.len(), NONE)
     }
 
-    /// [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends) of one session.
+    /// [`Sessions::last_ends`](doclock_core::store::Sessions::last_ends) of one session.
     fn last_end(&self, aid: &Aid) -> impl Answer<Option<LastEnd>> {
         async move { Ok(self.last_ends(slice::from_ref(aid), NONE).await?.pop().flatten()) }
     }
 
     /// How long ago the session ended permanently, by
-    /// [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends).
+    /// [`Sessions::last_ends`](doclock_core::store::Sessions::last_ends).
     fn session_ended(&self, aid: &Aid) -> impl Answer<Option<Duration>> {
         async move {
             let end = self.last_end(aid).await?;
@@ -92,13 +92,13 @@ pub trait Shorthand: Store {
         }
     }
 
-    /// The end of this session may be told: [`Sessions::settle_news`](actix_doclock::store::Sessions::settle_news).
+    /// The end of this session may be told: [`Sessions::settle_news`](doclock_core::store::Sessions::settle_news).
     fn ready(&self, aid: &Aid, worker: Uuid) -> impl Answer<()> {
         let end = NewsId::Ended(aid.clone(), None);
         async move { self.settle_news(&[end], worker, Settled::Ready, NONE).await }
     }
 
-    /// [`Sessions::take_news`](actix_doclock::store::Sessions::take_news) of ends.
+    /// [`Sessions::take_news`](doclock_core::store::Sessions::take_news) of ends.
     fn take_ends(
         &self,
         worker: Uuid,
@@ -122,7 +122,7 @@ pub trait Shorthand: Store {
         async move { self.settle_news(&ids, worker, Settled::Told, NONE).await }
     }
 
-    /// [`Sessions::take_news`](actix_doclock::store::Sessions::take_news) of takeovers.
+    /// [`Sessions::take_news`](doclock_core::store::Sessions::take_news) of takeovers.
     fn take_takeovers(
         &self,
         collections: &[&str],

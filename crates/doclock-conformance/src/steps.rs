@@ -12,7 +12,7 @@ use std::{
 use tokio::{runtime::Handle, task::block_in_place};
 use uuid::Uuid;
 
-use actix_doclock::{
+use doclock_core::{
     Aid, EndReason, Holder, Lock, LockKey, LockToken,
     Mode::{Exclusive, Shared},
     Released, SessionEnded, StoreError, StoreErrorKind, TryAcquire,

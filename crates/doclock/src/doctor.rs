@@ -219,5 +219,5 @@ async fn longest_held(database: &Database, locks: &Namespace) -> MongoResult<Opt
 }
 
 fn failed(error: mongodb::error::Error) -> StoreError {
-    StoreError::from_mongodb("checking the database", error)
+    MongoStore::error("checking the database", error)
 }

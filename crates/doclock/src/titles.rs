@@ -38,7 +38,7 @@ pub async fn titles(
             let found = titles_in(store.database(), collection, ids, field).await;
             titles.extend(found.map_err(|e| {
                 let doing = format!("reading the field {field:?} of {collection}");
-                StoreError::from_mongodb(doing, e)
+                MongoStore::error(doing, e)
             })?);
         }
     }

@@ -23,7 +23,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, Mode},
     manager::{
-        claim::{Acquired, Wait, Wanted},
+        claim::{Acquired, Wait, Wanted, lock_of},
         collections::Collections,
         freezes::Freezes,
         limits::Limits,
@@ -276,7 +276,7 @@ impl<M: Needs> Driver<'_, M> {
                 None => continue,
             };
             if let Acquired::Granted(_) | Acquired::AlreadyMine(_) = acquired
-                && let Some(lock) = acquired.lock()
+                && let Some(lock) = lock_of(&acquired)
             {
                 // The waiters behind this one wait for its lock from now on.
                 self.end = Leaving::Granted(lock.clone());

@@ -165,7 +165,7 @@ impl Parts {
                 self.seen.queues.machine.lock().freed(key);
             }
             Change::Granted(_) | Change::Saved(..) | Change::Asked(_) => {}
-            Change::Missed => self.seen.queues.call_all(collection),
+            _ => self.seen.queues.call_all(collection),
         }
         if let Some(watched) = self.watches.0.lock().get(collection) {
             // There may be no subscriber.

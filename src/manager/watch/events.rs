@@ -207,7 +207,7 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
                     let lock = known.writer_of(&key);
                     now.events.tell(LockEvent::Saved(key, save, lock));
                 }
-                Ok(Change::Missed) | Err(_) => return,
+                Ok(_) | Err(_) => return,
             }
             next = (changed.len() < AT_ONCE).then(|| changes.recv().now_or_never()).flatten();
         }

@@ -14,6 +14,7 @@ use crate::{
         codec::number,
         danger::{self, Danger},
         error::{Result, failure, is_denied},
+        send::Timing,
     },
 };
 

@@ -23,7 +23,7 @@ use crate::{
             filters::is_live,
             ids::{by_id, exactly},
             lock_record::{self, New, decode, lease, moment},
-            send::{acknowledged, run},
+            send::{Timing, acknowledged, run},
             step::Decided,
         },
     },

@@ -37,7 +37,7 @@ use crate::{
             group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
             ids::{Exactly, by_id},
             lock_record::Stored,
-            send::{LIMIT, Write, write},
+            send::{LIMIT, Timing, Write, write},
         },
     },
 };

@@ -6,11 +6,8 @@ use std::{
 };
 
 pub(in crate::store) use mongodb::bson::Bson;
-use mongodb::bson::{
-    Binary, DateTime, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype,
-};
+use mongodb::bson::{DateTime, Document, RawDocumentBuf, doc};
 use mongodb::error::{Error, ErrorKind};
-use uuid::Uuid;
 
 use crate::{
     error::BoxError,
@@ -49,45 +46,6 @@ pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document, Error>
         );
     }
     Ok(document)
-}
-
-impl From<ObjectId> for LockId {
-    fn from(id: ObjectId) -> Self {
-        Self::ObjectId(id.bytes())
-    }
-}
-
-impl From<&LockId> for Bson {
-    fn from(id: &LockId) -> Self {
-        match id {
-            LockId::ObjectId(bytes) => ObjectId::from_bytes(*bytes).into(),
-            LockId::String(s) => s.as_str().into(),
-            LockId::Int32(n) => (*n).into(),
-            LockId::Int64(n) => (*n).into(),
-            LockId::Uuid(uuid) => {
-                Binary { subtype: BinarySubtype::Uuid, bytes: uuid.as_bytes().to_vec() }.into()
-            }
-        }
-    }
-}
-
-impl LockId {
-    /// The id whose stored form is `id`. `None` for BSON types that cannot be an id. The mongo shell writes every
-    /// number as a double, so a whole number may be a double.
-    #[must_use]
-    pub fn from_bson(id: &Bson) -> Option<Self> {
-        match id {
-            Bson::ObjectId(id) => Some((*id).into()),
-            Bson::String(s) => Some(s.as_str().into()),
-            Bson::Int32(n) => Some((*n).into()),
-            Bson::Int64(n) => Some((*n).into()),
-            Bson::Double(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some((*n as i64).into()),
-            Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes }) => {
-                Uuid::from_slice(bytes).ok().map(Into::into)
-            }
-            _ => None,
-        }
-    }
 }
 
 /// A number of any BSON type, because a foreign program may have written it.
@@ -207,6 +165,9 @@ fn exactly(raw: &RawDocumentBuf) -> Option<Document> {
 
 #[cfg(test)]
 mod tests {
+    use mongodb::bson::oid::ObjectId;
+    use uuid::Uuid;
+
     use super::*;
 
     #[test]

@@ -32,7 +32,7 @@ use crate::{
             },
             filters::{Target, and_live, renewed_exclusive},
             ids::{Exactly, by_id},
-            send::Write,
+            send::{Timing, Write},
             watch::{renewal, saved_as},
         },
     },

@@ -69,7 +69,7 @@ use crate::{
             ids::by_id,
             read::Fetched,
             release::{Grants, Leased},
-            send::{self, LIMIT, Write, refusals, rows, run},
+            send::{self, LIMIT, Timing, Write, refusals, rows, run},
         },
     },
     takeover::Takeover,
@@ -435,11 +435,12 @@ fn last_end_in(record: &Record) -> Option<LastEnd> {
 /// Stores the names of the locks that are about to be released, and whose they are. Locks that were named before are
 /// left out: they were told, or will be.
 fn name(names: &Names) -> Record {
-    let holder = names.holder.as_ref().map_or(Bson::from("$$REMOVE"), |Holder { label, user }| {
-        let literal = |text: &String| Bson::from(doc! { "$literal": text });
-        let user = user.as_ref().map_or(Bson::from("$$REMOVE"), literal);
-        doc! { "label": literal(label), "user": user }.into()
-    });
+    let holder =
+        names.holder.as_ref().map_or(Bson::from("$$REMOVE"), |Holder { label, user, .. }| {
+            let literal = |text: &String| Bson::from(doc! { "$literal": text });
+            let user = user.as_ref().map_or(Bson::from("$$REMOVE"), literal);
+            doc! { "label": literal(label), "user": user }.into()
+        });
     let some = || names.locks.iter().take(MAX_NAMED_LOCKS);
     let named = |it: &Held| {
         let id = Bson::from(it.key.id());

@@ -158,15 +158,6 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     }
 }
 
-impl StoreError {
-    /// The error of a store whose driver failed, for programs that send commands of their own to the same database.
-    /// `doing` names the operation that failed, as in "reading titles".
-    #[must_use]
-    pub fn from_mongodb(doing: impl Display, error: Error) -> Self {
-        store_error(doing, error)
-    }
-}
-
 /// Why the outcome is not known, or there is none yet.
 fn not_done(error: &Error) -> &'static str {
     match code(error) {

@@ -10,14 +10,14 @@ use crate::{
         lock_rules::{Moment, Record},
         mongo::{
             Call, admission::Purpose, error::Result, filters::Target, lock_record::encode,
-            new_record, step::Decided,
+            new_record, send::until_majority, step::Decided,
         },
     },
 };
 
 impl Call<'_> {
     pub(super) async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver> {
-        let handed = self.until.until_majority(async || {
+        let handed = until_majority(self.until, async || {
             if let Some(handed) = self.replace_plain(from, claim).await? {
                 return Ok(handed);
             }

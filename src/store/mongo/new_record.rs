@@ -21,7 +21,7 @@ use crate::{
             error::{Result, is_duplicate_id, unavailable},
             ids::{by_id, exactly},
             lock_record::{COMPARED, New, Stored, decode, moment},
-            send::{LIMIT, acknowledged, number_of, refusals, run},
+            send::{LIMIT, Timing, acknowledged, number_of, refusals, run},
         },
     },
 };

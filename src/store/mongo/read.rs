@@ -25,7 +25,7 @@ use crate::{
             filters::{is_live, of_sessions},
             ids::{Exactly, by_id, has_text_ids, simple},
             lock_record::{Stored, decode, moment},
-            send::{Both, LONGEST_WAIT, raw_rows, rows},
+            send::{Both, LONGEST_WAIT, Timing, raw_rows, rows},
         },
     },
 };

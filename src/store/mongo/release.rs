@@ -27,7 +27,9 @@ use crate::{
             ids::exactly,
             lock_record::lease,
             read::Fetched,
-            send::{LIMIT, Write, acknowledged, number_of, refusals, rows, run},
+            send::{
+                LIMIT, Timing, Write, acknowledged, number_of, refusals, rows, run, until_majority,
+            },
             step::{Decided, Rule},
         },
     },
@@ -118,7 +120,7 @@ impl Call<'_> {
         if let Removal::Break { seen, taken } = removal {
             return self.break_lock(seen, taken).await;
         }
-        let (gone, before) = self.until.until_majority(|| self.remove(removal)).await?;
+        let (gone, before) = until_majority(self.until, || self.remove(removal)).await?;
         Ok(released(gone || before))
     }
 
@@ -143,7 +145,7 @@ impl Call<'_> {
                 Mode::Shared if !rules.fenced && self.seen.is_held_by(&it.id, it.aid()) => {
                     self.delete_alone(&it).await?
                 }
-                Mode::Shared => false,
+                _ => false,
             };
             if gone || is_plain {
                 if !rules.fenced {
@@ -181,7 +183,7 @@ impl Call<'_> {
     async fn break_lock(&self, seen: &Lock, by: &TakenBy) -> Result<Released> {
         let removal = Removal::Break { seen, taken: by };
         let Some(held) = Acquisition::of(seen).filter(|it| it.mode == Mode::Exclusive) else {
-            let (gone, before) = self.until.until_majority(|| self.remove(removal)).await?;
+            let (gone, before) = until_majority(self.until, || self.remove(removal)).await?;
             return Ok(released(gone || before));
         };
         let mark = || {
@@ -192,7 +194,7 @@ impl Call<'_> {
             self.step(seen.key.id(), Purpose::Other, mark)
         };
         // A sweep or a claim may have removed the broken lock before the repetition.
-        let (is_broken, before) = match self.until.until_majority(mark).await {
+        let (is_broken, before) = match until_majority(self.until, mark).await {
             // A name stands twice in the record, or a text is not UTF-8: it cannot be changed, so it is deleted without the
             // mark.
             Err(e) if is_odd(&e) => return Ok(released(self.remove(removal).await?)),

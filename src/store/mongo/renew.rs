@@ -17,7 +17,7 @@ use crate::{
             filters::{
                 and_live, exclusive_of, of_sessions, renewed_exclusive, set_unless_odd, shared_of,
             },
-            send::{Write, rows, write},
+            send::{Timing, Write, rows, write},
             step::Decided,
         },
     },

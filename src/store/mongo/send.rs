@@ -46,80 +46,96 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Deadline {
+/// What the deadline of a verb means for the commands of the verb.
+pub(super) trait Timing: Copy {
+    fn deadline(self) -> Deadline;
+
     /// The time limit of a write. Later attempts of a caller get more time: a majority that is always
     /// slower than the first limit must be waited for in the end.
-    pub(super) fn write_limit(self) -> Duration {
-        self.time_left(LIMIT.max(self.waited()))
+    fn write_limit(self) -> Duration {
+        self.time_left(LIMIT.max(self.deadline().waited()))
     }
 
     /// The deadline of a write that a late read has held up. A verb that began in time is completed.
-    pub(super) fn or_soon(self) -> Self {
+    fn or_soon(self) -> Deadline {
         let soon = Instant::now() + LIMIT;
-        if self.moment().is_some_and(|moment| moment < soon) { Self::at(soon) } else { self }
+        if self.deadline().moment().is_some_and(|moment| moment < soon) {
+            Deadline::at(soon)
+        } else {
+            self.deadline()
+        }
     }
 
     /// The time limit of a read, which no transaction blocks.
-    pub(super) fn read_limit(self) -> Duration {
+    fn read_limit(self) -> Duration {
         self.time_left(LONGEST_WAIT)
     }
 
     /// When a command is sent at the latest, so that its caller has time left for it.
-    pub(super) fn send_by(self) -> Instant {
+    fn send_by(self) -> Instant {
         let left = self.read_limit();
         Instant::now() + left.saturating_sub(LIMIT).max(left / 2)
     }
 
     /// When a claim is sent at the latest. Half of the caller's time is for the command and a repetition. Releases
     /// come first: a claim waits no longer than the rest of the other half, after the wait of a release.
-    pub(super) fn claim_by(self, release_waits: Duration) -> Result<Instant> {
+    fn claim_by(self, release_waits: Duration) -> Result<Instant> {
         let left = (self.read_limit() / 2).checked_sub(release_waits);
         left.map(|left| Instant::now() + left).ok_or_else(not_sent)
     }
 
     /// The moment of the deadline; for a caller without a deadline, the end of the longest wait from now on.
-    pub(super) fn latest(self) -> Instant {
-        self.moment().unwrap_or_else(|| Instant::now() + LONGEST_WAIT)
+    fn latest(self) -> Instant {
+        self.deadline().moment().unwrap_or_else(|| Instant::now() + LONGEST_WAIT)
     }
 
     /// The time until the deadline, at most `longest`. A caller without a deadline does not retry, so it gets more
     /// time. Never zero, which means "no limit" to the server.
     fn time_left(self, longest: Duration) -> Duration {
-        let Some(moment) = self.moment() else { return LONGEST_WAIT };
+        let Some(moment) = self.deadline().moment() else { return LONGEST_WAIT };
         let left = moment.saturating_duration_since(Instant::now());
         left.clamp(Duration::from_millis(1), longest)
     }
 
     /// Returns an error if the deadline has passed.
-    pub(super) fn in_time(self) -> Result<()> {
-        match self.moment() {
+    fn in_time(self) -> Result<()> {
+        match self.deadline().moment() {
             Some(moment) if moment <= Instant::now() => Err(unavailable("the deadline has passed")),
             _ => Ok(()),
         }
     }
+}
 
-    /// Repeats a removal that no majority has acknowledged in time. The repetition waits for the majority
-    /// again. Unless a failover has undone the removal, the repetition finds nothing more to remove. Returns
-    /// the last outcome, and whether an earlier attempt has removed something.
-    ///
-    /// A caller without a deadline repeats the removal once: the first command may have been one for several callers,
-    /// whose time is short.
-    pub(super) async fn until_majority<T, F>(self, remove: impl Fn() -> F) -> Result<(T, bool)>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let (mut is_written, mut late) = (false, None);
-        loop {
-            let may_repeat = || self.moment().map_or(late.is_none(), |it| it > Instant::now());
-            match remove().await {
-                Err(e) if late_majority(&e).is_some() && may_repeat() => {
-                    is_written |= late_majority(&e) == Some(true);
-                    late = Some(e);
-                }
-                // The repetition was not sent, but an earlier attempt was.
-                Err(e) if is_not_sent(&e) => return Err(late.unwrap_or(e)),
-                done => return done.map(|done| (done, is_written)),
+impl Timing for Deadline {
+    fn deadline(self) -> Deadline {
+        self
+    }
+}
+
+/// Repeats a removal that no majority has acknowledged in time. The repetition waits for the majority
+/// again. Unless a failover has undone the removal, the repetition finds nothing more to remove. Returns
+/// the last outcome, and whether an earlier attempt has removed something.
+///
+/// A caller without a deadline repeats the removal once: the first command may have been one for several callers,
+/// whose time is short.
+pub(super) async fn until_majority<T, F>(
+    until: Deadline,
+    remove: impl Fn() -> F,
+) -> Result<(T, bool)>
+where
+    F: Future<Output = Result<T>>,
+{
+    let (mut is_written, mut late) = (false, None);
+    loop {
+        let may_repeat = || until.moment().map_or(late.is_none(), |it| it > Instant::now());
+        match remove().await {
+            Err(e) if late_majority(&e).is_some() && may_repeat() => {
+                is_written |= late_majority(&e) == Some(true);
+                late = Some(e);
             }
+            // The repetition was not sent, but an earlier attempt was.
+            Err(e) if is_not_sent(&e) => return Err(late.unwrap_or(e)),
+            done => return done.map(|done| (done, is_written)),
         }
     }
 }

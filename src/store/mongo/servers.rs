@@ -26,7 +26,7 @@ use crate::{
             codec::{self, millis, presentable},
             collection::primary,
             error::Doing,
-            send::{modified, row},
+            send::{Timing, modified, row},
         },
     },
 };

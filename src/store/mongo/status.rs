@@ -79,7 +79,9 @@ pub(super) fn topology(hello: &Document) -> Topology {
 
 fn said(hello: &Document) -> StoreStatus {
     let writable = hello.get_bool("isWritablePrimary").unwrap_or(false);
-    StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology(hello), writable) }
+    let mut said = StoreStatus::new(topology(hello), writable);
+    said.majority_lag = majority_lag(hello);
+    said
 }
 
 #[cfg(test)]
@@ -107,7 +109,8 @@ mod tests {
         ];
         for (hello, topology, writable, majority_lag) in cases {
             let status = said(&hello);
-            let expected = StoreStatus { majority_lag, ..StoreStatus::new(topology, writable) };
+            let mut expected = StoreStatus::new(topology, writable);
+            expected.majority_lag = majority_lag;
             assert_eq!(status, expected, "{hello}");
         }
     }

@@ -30,7 +30,7 @@ use crate::{
             ids::by_id,
             lock_record::{Stored, at, decode, difference, encode},
             new_record::{self, longest_age},
-            send::Write,
+            send::{Timing, Write},
         },
     },
 };

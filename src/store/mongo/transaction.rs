@@ -25,6 +25,7 @@ use crate::{
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
             ids::{Exactly, by_id},
+            send::Timing,
             watch::saved_as,
         },
     },

@@ -11,7 +11,7 @@ use crate::{
     store::mongo::{
         Call,
         error::{LeftOut, MAX_TIME_EXPIRED, Refused, Result, exceeded_time_limit},
-        send::{LIMIT, Write, write},
+        send::{LIMIT, Timing, Write, write},
     },
 };
 

@@ -1,11 +1,12 @@
 //! The person of a request.
 
 use sha2::{Digest, Sha256};
-use uuid::{Builder, Uuid};
+use uuid::Uuid;
 
 use crate::{
     actor::{Actor, Person},
     error::{LockError, Result},
+    lock::uuid_of,
     web::request::{RequestLocks, Whose},
 };
 
@@ -62,12 +63,4 @@ pub(super) fn name_of(person: &Actor) -> Uuid {
         None => ("label", &*person.label),
     };
     uuid_of(Sha256::new().chain_update(format!("doclock person\0{kind}\0{name}")))
-}
-
-/// The first half of the hash.
-pub(in crate::web) fn uuid_of(hasher: Sha256) -> Uuid {
-    let hash = hasher.finalize();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&hash[..16]);
-    Builder::from_custom_bytes(bytes).into_uuid()
 }

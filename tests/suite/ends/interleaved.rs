@@ -25,7 +25,7 @@ fn take_over(app: App, _: Aid) -> JoinHandle<Result<(), LockError>> {
 fn take_over_and_release(app: App, _: Aid) -> JoinHandle<Result<(), LockError>> {
     tokio::spawn(async move {
         let taken = app.try_acquire(&key("0 a"), &Aid::new()).await?;
-        app.locks.release(&taken.into_result()?).await.map(drop)
+        app.locks.release(&LockError::unless_granted(taken)?).await.map(drop)
     })
 }
 

@@ -144,7 +144,7 @@ async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows
         let (one, other) = (manager_on(&database).await, manager_on(&database).await);
         let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
         let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
-        granted.unwrap().into_result().unwrap();
+        LockError::unless_granted(granted.unwrap()).unwrap();
         let ended = match all {
             true => other.release_all(&aid).await.unwrap(),
             false => other.end_session(&aid).await.unwrap().locks,
@@ -181,7 +181,7 @@ async fn a_restarted_server_knows_the_collections_with_locks() {
     let one = manager_on(&database).await;
     let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
     let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
-    let granted = granted.unwrap().into_result().unwrap();
+    let granted = LockError::unless_granted(granted.unwrap()).unwrap();
     one.shutdown().await;
     let restarted = manager_on(&database).await;
     assert_eq!(restarted.health().collections, ["acme_note"], "not those that were never used");

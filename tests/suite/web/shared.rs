@@ -204,7 +204,7 @@ async fn lose_and_write(locks: LockManager, store: MemoryStore, loss: Loss) {
     }
     let take = async |aid: &Aid, holder: &Holder| {
         let taken = locks.lock_for_session(&key("a"), aid, holder).await.unwrap();
-        taken.into_result().unwrap()
+        LockError::unless_granted(taken).unwrap()
     };
     let bob = take(&Aid::new(), &Holder::new("bob")).await;
     store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "of bob".to_owned() }).unwrap();

@@ -1,7 +1,7 @@
 //! Asks for locks.
 
 use super::*;
-use actix_doclock::{
+use doclock_core::{
     Answer, Ask, limits,
     store::{Answered, Asked, Change},
 };

@@ -1,6 +1,6 @@
 //! How sessions end, and the announcements of their ends.
 
-use actix_doclock::{SessionEnded, limits::MAX_NAMED_LOCKS};
+use doclock_core::{SessionEnded, limits::MAX_NAMED_LOCKS};
 
 use super::{
     shared::{readers, set},

@@ -1,7 +1,7 @@
 //! Waiters get the lock in the order of their arrival.
 
 use super::*;
-use actix_doclock::store::{Place, Rules, Ticket, Turn, Waiters};
+use doclock_core::store::{Place, Rules, Ticket, Turn, Waiters};
 
 const LEASE: Duration = Duration::from_secs(20);
 

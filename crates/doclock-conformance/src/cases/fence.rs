@@ -1,7 +1,7 @@
 //! Fencing tokens.
 
 use super::*;
-use actix_doclock::store::Rules;
+use doclock_core::store::Rules;
 
 impl<S: Subject> Steps<S> {
     async fn is_fenced(&self) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use actix_doclock::{LockId, store::Rules};
+use doclock_core::{LockId, store::Rules};
 
 cases! {
     tests locks($);

@@ -2,7 +2,7 @@
 //! events.
 
 use super::{watch::told, *};
-use actix_doclock::store::{Change, Confirmed, LastEnd};
+use doclock_core::store::{Change, Confirmed, LastEnd};
 
 fn in_tab(aid: &Aid) -> Claim {
     Claim { tab: Some(TabId::new()), ..claim(aid) }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use actix_doclock::store::{Content, Original, Topology};
+use doclock_core::store::{Content, Original, Topology};
 use serde::{Deserialize, Serialize};
 
 fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {

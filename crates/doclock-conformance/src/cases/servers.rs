@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use actix_doclock::{
+use doclock_core::{
     freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     store::{Flags, ServerNote},
 };

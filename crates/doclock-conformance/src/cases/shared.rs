@@ -1,7 +1,7 @@
 //! Readers, and the writers behind them.
 
 use super::*;
-use actix_doclock::{limits::MAX_READERS, store::Rules};
+use doclock_core::{limits::MAX_READERS, store::Rules};
 
 /// The sessions that read; nobody writes.
 pub(super) async fn readers<S: Subject>(store: &Steps<S>) -> BTreeSet<Aid> {

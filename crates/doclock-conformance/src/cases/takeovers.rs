@@ -1,7 +1,7 @@
 //! Notes of locks that are taken from their holders. A store that keeps none passes.
 
 use super::*;
-use actix_doclock::{Takeover, store::TakeoverKind};
+use doclock_core::{Takeover, store::TakeoverKind};
 
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(1);

@@ -1,7 +1,7 @@
 //! Reports of documents that become free.
 
 use super::*;
-use actix_doclock::store::{Change, Content, Original, Rules, Watch, Written};
+use doclock_core::store::{Change, Content, Original, Rules, Watch, Written};
 
 /// Waits for the change that `is_it` accepts.
 pub(super) async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use actix_doclock::{
+use doclock_core::{
     Aid, Holder, Lock, LockId, LockKey, LockToken, Mode, StoreError, StoreErrorKind, TabId,
     store::{Active, Claim, NamedBy, PageId},
 };

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use actix_doclock::{
+use doclock_conformance::{COLLECTION, Page, Subject, TTL};
+use doclock_core::{
     LockKey,
     store::{Deadline, Locks, Rules},
 };
-use doclock_conformance::{COLLECTION, Page, Subject, TTL};
 use redb::{Database, backends::InMemoryBackend};
 
 mod grant;

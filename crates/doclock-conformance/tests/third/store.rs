@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix_doclock::{
+use doclock_core::{
     Aid, Lock, LockKey, Mode, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
         Ability, Acquisition, Active, Claim, Confirmed, Content, Edit, Format, HandedOver,

@@ -15,7 +15,7 @@ use crate::{
             codec::{self, aid_in, holder_in, is, millis, presentable},
             ends::{Ends, more_in, names_of, released},
             error::Result,
-            send::{Write, rows},
+            send::{Timing, Write, rows},
         },
     },
     takeover::{Takeover, TakeoverKind},

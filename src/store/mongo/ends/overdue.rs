@@ -19,7 +19,7 @@ use crate::{
             filters::{is_live, nothing_held},
             lock_record::lease,
             read::{Fetched, all_fields},
-            send::rows,
+            send::{Timing, rows},
         },
     },
 };

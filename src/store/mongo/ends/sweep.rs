@@ -21,7 +21,7 @@ use crate::{
             lock_record::lease,
             read::Fetched,
             release::Grants,
-            send::{Write, rows},
+            send::{Timing, Write, rows},
             step::Decided,
         },
     },

@@ -7,7 +7,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
+use sha2::{Digest, Sha256};
+use uuid::{Builder, Uuid};
 
 use crate::{
     clock,
@@ -47,7 +48,7 @@ impl Aid {
     }
 
     /// A new random aid of a job.
-    pub(crate) fn of_job(hears_asks: bool) -> Self {
+    pub fn of_job(hears_asks: bool) -> Self {
         let beginning = if hears_asks { LISTENING_JOB } else { JOB };
         Self(format!("{beginning}{}", random::uuid()))
     }
@@ -58,6 +59,22 @@ impl Aid {
         Self(format!("{}/{page}", self.0))
     }
 
+    /// The aid of a client that sends a token with each request, such as a JWT or an API key: from the
+    /// person (`sub`), and from the id of the login (`sid`). The same texts always give the same aid, and
+    /// the stored aid is their hash.
+    ///
+    /// Two logins of a person must differ in `login`, so that a logout releases the locks of one of them
+    /// only. When a token is refreshed, `login` must stay the same; otherwise the client loses its locks.
+    #[must_use]
+    pub fn of_client(person: &str, login: &str) -> Self {
+        let mut hasher = Sha256::new();
+        hasher.update(b"doclock client\0");
+        hasher.update((person.len() as u64).to_be_bytes());
+        hasher.update(person);
+        hasher.update(login);
+        Self::from(uuid_of(hasher).to_string())
+    }
+
     /// True if this is a job, and not the session of a person or client. Jobs of versions before 0.2 look like
     /// sessions.
     #[must_use]
@@ -65,8 +82,8 @@ impl Aid {
         self.0.starts_with(JOB)
     }
 
-    /// False for a job that [hears no asks](crate::Job::hears_asks).
-    pub(crate) fn hears_asks(&self) -> bool {
+    /// False for a job that hears no asks (`Job::hears_asks`).
+    pub fn hears_asks(&self) -> bool {
         !self.is_job() || self.0.starts_with(LISTENING_JOB)
     }
 
@@ -75,6 +92,14 @@ impl Aid {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// The first half of the hash.
+pub fn uuid_of(hasher: Sha256) -> Uuid {
+    let hash = hasher.finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    Builder::from_custom_bytes(bytes).into_uuid()
 }
 
 /// For stores: the aid of a record, which a foreign program may have written.
@@ -138,7 +163,7 @@ impl LockToken {
     }
 
     /// The tokens of this attempt and of all earlier ones.
-    pub(crate) fn attempts(self) -> impl Iterator<Item = Self> {
+    pub fn attempts(self) -> impl Iterator<Item = Self> {
         (0..=self.number()).map(move |number| self.with(number))
     }
 
@@ -243,7 +268,7 @@ impl Holder {
     }
 
     /// The person for the log: the label, and the id if there is one.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         let label = short(&self.label);
         match &self.user {
             Some(id) => format!("{label:?} (id {:?})", short(id)),
@@ -264,7 +289,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
             Self::Shared => "shared",
@@ -272,7 +297,7 @@ impl Mode {
     }
 
     /// True if a lock in this mode is enough for an operation that needs `wanted`.
-    pub(crate) fn covers(self, wanted: Self) -> bool {
+    pub fn covers(self, wanted: Self) -> bool {
         self == Self::Exclusive || wanted == Self::Shared
     }
 }
@@ -312,7 +337,7 @@ pub struct Lock {
     /// The locked document.
     pub key: LockKey,
     /// What people call the document, in a refusal over HTTP. `None` elsewhere: stores do not know it.
-    /// See [`describe`](crate::LockManagerBuilder::describe).
+    /// See `LockManagerBuilder::describe`.
     pub description: Option<Box<Description>>,
     /// How much the lock excludes.
     pub mode: Mode,
@@ -335,7 +360,7 @@ pub struct Lock {
     /// later than the server's own time of expiry. The server decides; this value tells a holder when to
     /// stop relying on the lock.
     pub expires_at: Instant,
-    /// When the lock ends although it is renewed, at its [`max_hold`](crate::LockManagerBuilder::max_hold), by the same
+    /// When the lock ends although it is renewed, at its `LockManagerBuilder::max_hold`, by the same
     /// clock. `None` if it has no such end.
     pub ends_at: Option<Instant>,
     /// The asks for it, the first one first: at most [`MAX_ASKS`](crate::limits::MAX_ASKS).
@@ -350,7 +375,7 @@ impl Lock {
     }
 
     /// True if the lock was granted to another tab than this one. A shared lock belongs to all tabs of its session.
-    pub(crate) fn is_of_another_tab(&self, tab: Option<TabId>) -> bool {
+    pub fn is_of_another_tab(&self, tab: Option<TabId>) -> bool {
         self.mode == Mode::Exclusive && self.tab.zip(tab).is_some_and(|(of_lock, it)| of_lock != it)
     }
 }
@@ -386,20 +411,20 @@ pub enum Answer {
 
 impl Ask {
     /// A new ask. The store sets the time.
-    pub(crate) fn new(aid: Aid, by: Holder, message: &str) -> Self {
+    pub fn new(aid: Aid, by: Holder, message: &str) -> Self {
         let message = one_line(message, MAX_ASK_BYTES);
         Self { id: random::uuid(), aid, by, message, at: SystemTime::UNIX_EPOCH, answer: None }
     }
 
     /// True if it is an ask of this session, or of another session of the same person.
-    pub(crate) fn is_of(&self, aid: Option<&Aid>, user: Option<&str>) -> bool {
+    pub fn is_of(&self, aid: Option<&Aid>, user: Option<&str>) -> bool {
         aid == Some(&self.aid) || user.is_some() && self.by.user.as_deref() == user
     }
 }
 
 impl Answer {
     /// `None` if there is no answer of this name.
-    pub(crate) fn named(name: &str, message: &str) -> Option<Self> {
+    pub fn named(name: &str, message: &str) -> Option<Self> {
         match name {
             "soon" => Some(Self::Soon(message.to_owned())),
             "no" => Some(Self::No(message.to_owned())),
@@ -408,7 +433,7 @@ impl Answer {
     }
 
     /// The answer in one line of at most [`MAX_ASK_BYTES`].
-    pub(crate) fn in_one_line(mut self) -> Self {
+    pub fn in_one_line(mut self) -> Self {
         let (Self::Soon(message) | Self::No(message)) = &mut self;
         *message = one_line(message, MAX_ASK_BYTES);
         self

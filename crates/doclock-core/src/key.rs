@@ -7,6 +7,11 @@ use uuid::Uuid;
 
 use crate::text::printable;
 
+#[cfg(feature = "actix-web")]
+mod answer;
+#[cfg(feature = "bson")]
+mod bson;
+
 /// The longest string id that is accepted, in bytes. The server itself has no such limit.
 pub const MAX_ID_BYTES: usize = 1024;
 
@@ -16,6 +21,7 @@ const MAX_COLLECTION_BYTES: usize = 120;
 /// A document type whose documents can be locked.
 ///
 /// ```
+/// # use doclock_core as actix_doclock;
 /// use actix_doclock::Lockable;
 /// use serde::{Deserialize, Serialize};
 ///
@@ -110,7 +116,7 @@ enum Canonical<'a> {
 impl LockId {
     /// True if ids of this type may be strings. The function tries to parse examples; if none of them
     /// parses, the answer is true.
-    pub(crate) fn may_be_text<I: FromStr + Into<Self>>() -> bool {
+    pub fn may_be_text<I: FromStr + Into<Self>>() -> bool {
         const TEXTS: [&str; 4] =
             ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];
         let ids: Vec<Self> =
@@ -213,11 +219,12 @@ impl From<Uuid> for LockId {
 /// The name of one lockable document: its collection and its `_id`.
 ///
 /// ```
+/// # use doclock_core as actix_doclock;
 /// use actix_doclock::LockKey;
 ///
 /// let key = LockKey::new("invoice", 4711_i64)?;
 /// assert_eq!(key.to_string(), "invoice/4711");
-/// # Ok::<(), actix_doclock::InvalidKey>(())
+/// # Ok::<(), doclock_core::InvalidKey>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockKey {
@@ -250,10 +257,11 @@ impl LockKey {
     /// [`Named`].
     ///
     /// ```
+    /// # use doclock_core as actix_doclock;
     /// use actix_doclock::LockKey;
     ///
     /// let key = LockKey::named("nightly-report")?;
-    /// # Ok::<(), actix_doclock::InvalidKey>(())
+    /// # Ok::<(), doclock_core::InvalidKey>(())
     /// ```
     ///
     /// # Errors
@@ -291,7 +299,7 @@ impl fmt::Display for LockKey {
 
 impl LockKey {
     /// The key for the log, in a form that `doclock show` takes: strings in quotes, as in JSON.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         let collection = printable(&self.collection);
         let LockId::String(id) = &self.id else { return format!("{collection}/{}", self.id) };
         let mut quoted = String::from('"');

@@ -23,7 +23,7 @@ pub struct ServerNote {
     pub ttl: Duration,
     /// The collections that it has registered.
     pub collections: BTreeMap<String, Flags>,
-    /// The [fingerprint](crate::LockManager::note_session_key) of its session key, if the application gives one.
+    /// The fingerprint (`LockManager::note_session_key`) of its session key, if the application gives one.
     pub key: Option<String>,
 }
 

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use crate::{
     ended::EndReason,
-    error::LockError,
     freeze::Freeze,
     key::LockKey,
     lock::{Aid, Ask, Lock, LockToken, PageId},
@@ -110,20 +109,6 @@ pub enum TryAcquire<G = Lock> {
     /// The shared lock on this document that the claim [upgrades](crate::store::Claim::upgrades) is no longer live.
     /// Nothing was changed, whoever holds the document now.
     Lost(LockKey),
-}
-
-impl TryAcquire {
-    /// The lock that the session now holds.
-    ///
-    /// # Errors
-    /// [`LockError::Held`] if another session holds it. [`LockError::Lost`] if the claim upgrades a lock that is gone.
-    pub fn into_result(self) -> Result<Lock, LockError> {
-        match self {
-            Self::Granted(lock) | Self::AlreadyMine(lock) => Ok(lock),
-            Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
-            Self::Lost(key) => Err(LockError::lost(key)),
-        }
-    }
 }
 
 /// The answer to [`confirm`](crate::store::Locks::confirm).

@@ -33,14 +33,14 @@ mod sweep;
 /// Clones share their content. Documents are kept as JSON.
 ///
 /// ```
-/// # use actix_doclock::{Lockable, LockKey, MemoryStore};
+/// # use doclock_core::{Lockable, LockKey, MemoryStore};
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct Invoice { #[serde(rename = "_id")] number: i64, total: f64 }
 /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
 /// let store = MemoryStore::new();
 /// store.put(4711, &Invoice { number: 4711, total: 9.5 })?;
 /// assert_eq!(store.all::<Invoice>()?.len(), 1);
-/// # Ok::<(), actix_doclock::BoxError>(())
+/// # Ok::<(), doclock_core::BoxError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {

@@ -8,21 +8,21 @@ use uuid::Uuid;
 /// The standard map. With `_simulation`, all maps hash alike, so that their order of iteration is the same
 /// in each run.
 #[cfg(feature = "_simulation")]
-pub(crate) type HashMap<K, V> = std::collections::HashMap<
+pub type HashMap<K, V> = std::collections::HashMap<
     K,
     V,
     std::hash::BuildHasherDefault<std::collections::hash_map::DefaultHasher>,
 >;
 #[cfg(not(feature = "_simulation"))]
-pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V>;
+pub type HashMap<K, V> = std::collections::HashMap<K, V>;
 
 #[cfg(not(feature = "_simulation"))]
-pub(crate) fn uuid() -> Uuid {
+pub fn uuid() -> Uuid {
     Uuid::new_v4()
 }
 
 #[cfg(feature = "_simulation")]
-pub(crate) fn uuid() -> Uuid {
+pub fn uuid() -> Uuid {
     SEEDED.with(|seeded| match seeded.get() {
         None => Uuid::new_v4(),
         Some(seed) => {

@@ -3,5 +3,4 @@
 pub use doclock_document::{InvalidVersion, Version};
 
 /// A version that several parts of a request learn. `None` if it is not known.
-#[cfg(any(feature = "_mongo", feature = "web"))]
-pub(crate) type SharedVersion = std::sync::Arc<parking_lot::Mutex<Option<Version>>>;
+pub type SharedVersion = std::sync::Arc<parking_lot::Mutex<Option<Version>>>;

@@ -20,11 +20,11 @@ use crate::{
 /// A moment on the store's clock, and the reading of the caller's clock for it. That reading comes before any answer,
 /// so that no holder believes in its lock for longer than the store does.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::store) struct Moment {
-    pub(in crate::store) now: Duration,
-    pub(in crate::store) read: Instant,
+pub struct Moment {
+    pub now: Duration,
+    pub read: Instant,
     /// The date, for values that are shown, and for numbers that must rise even if all records are lost.
-    pub(in crate::store) date: SystemTime,
+    pub date: SystemTime,
 }
 
 /// Longer than any lock. A foreign program may write any date, and an `Instant` has an end.
@@ -44,63 +44,63 @@ impl Moment {
 
 /// The longest lease of a place, so that no date from a foreign program reserves a document forever. Also how
 /// far a ticket may be ahead of the clock.
-pub(in crate::store) const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
+pub const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
 
 /// All times are on the store's clock, except values of `SystemTime`, which are only shown.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(in crate::store) struct Record {
+pub struct Record {
     /// One exclusive grant, or any number of readers. An expired grant stays until the sweep removes
     /// it, or until another grant replaces it.
-    pub(in crate::store) grants: Vec<Grant>,
+    pub grants: Vec<Grant>,
     /// The last fencing token.
-    pub(in crate::store) fence: u64,
+    pub fence: u64,
     /// The last ticket that was drawn. A store need not keep it where its clock moves on between two commands.
-    pub(in crate::store) ticket: u64,
+    pub ticket: u64,
     /// The servers that have waiters.
-    pub(in crate::store) queue: Vec<Queued>,
+    pub queue: Vec<Queued>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::store) struct Grant {
-    pub(in crate::store) ts: Duration,
-    pub(in crate::store) ttl: Duration,
-    pub(in crate::store) mode: Mode,
-    pub(in crate::store) aid: Aid,
+pub struct Grant {
+    pub ts: Duration,
+    pub ttl: Duration,
+    pub mode: Mode,
+    pub aid: Aid,
     /// `None` for the lock of a foreign program.
-    pub(in crate::store) token: Option<LockToken>,
-    pub(in crate::store) since: SystemTime,
-    pub(in crate::store) holder: Option<Holder>,
-    pub(in crate::store) tab: Option<TabId>,
-    pub(in crate::store) page: Option<PageId>,
-    pub(in crate::store) fence: Option<FencingToken>,
+    pub token: Option<LockToken>,
+    pub since: SystemTime,
+    pub holder: Option<Holder>,
+    pub tab: Option<TabId>,
+    pub page: Option<PageId>,
+    pub fence: Option<FencingToken>,
     /// When the grant expires at the latest.
-    pub(in crate::store) until: Option<Duration>,
+    pub until: Option<Duration>,
     /// In the grace period of a page that has gone: what `until` is again, if the page comes back.
-    pub(in crate::store) leaving: Option<Option<Duration>>,
+    pub leaving: Option<Option<Duration>>,
     /// True if a second request was told that the session holds the lock.
-    pub(in crate::store) again: bool,
+    pub again: bool,
     /// The acquisition that was broken or taken over, and by whom.
-    pub(in crate::store) taken: Option<(LockToken, TakenBy)>,
+    pub taken: Option<(LockToken, TakenBy)>,
     /// The asks for it. Only an exclusive grant has asks.
-    pub(in crate::store) asks: Vec<StandingAsk>,
+    pub asks: Vec<StandingAsk>,
 }
 
 /// An ask, and until when it stands.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::store) struct StandingAsk {
-    pub(in crate::store) ask: Ask,
-    pub(in crate::store) until: Duration,
+pub struct StandingAsk {
+    pub ask: Ask,
+    pub until: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::store) struct Queued {
-    pub(in crate::store) server: Uuid,
-    pub(in crate::store) until: Duration,
-    pub(in crate::store) place: Place,
+pub struct Queued {
+    pub server: Uuid,
+    pub until: Duration,
+    pub place: Place,
 }
 
 impl Record {
-    pub(in crate::store) fn try_acquire(
+    pub fn try_acquire(
         &mut self,
         key: &LockKey,
         claim: &Claim,
@@ -134,7 +134,7 @@ impl Record {
     }
 
     /// Releases the exclusive lock `from` and grants the claim.
-    pub(in crate::store) fn hand_over(
+    pub fn hand_over(
         &mut self,
         from: &Acquisition,
         claim: &Claim,
@@ -167,12 +167,7 @@ impl Record {
     }
 
     /// Renews the leases of these sessions, for at least `ttl`. True if there was one.
-    pub(in crate::store) fn renew(
-        &mut self,
-        active: &[Active],
-        ttl: Duration,
-        now: Duration,
-    ) -> bool {
+    pub fn renew(&mut self, active: &[Active], ttl: Duration, now: Duration) -> bool {
         let is_named = |grant: &&mut Grant| {
             let tab = grant.tab.filter(|_| grant.mode == Mode::Exclusive);
             active.iter().any(|it| it.aid == grant.aid && it.names(tab, grant.token))
@@ -182,7 +177,7 @@ impl Record {
     }
 
     /// Removes what the removal names. True if it was there.
-    pub(in crate::store) fn remove(&mut self, removal: Removal<'_>, now: Duration) -> bool {
+    pub fn remove(&mut self, removal: Removal<'_>, now: Duration) -> bool {
         self.remove_if(now, |grant| match removal {
             Removal::Release(it) => grant.is_acquisition(&it.aid, it.token),
             Removal::Retract(attempts) => {
@@ -194,11 +189,7 @@ impl Record {
     }
 
     /// Removes these grants. True if there was one.
-    pub(in crate::store) fn remove_if(
-        &mut self,
-        now: Duration,
-        goes: impl Fn(&Grant) -> bool,
-    ) -> bool {
+    pub fn remove_if(&mut self, now: Duration, goes: impl Fn(&Grant) -> bool) -> bool {
         self.forget_places(now);
         let before = self.grants.len();
         self.grants.retain(|grant| !goes(grant));
@@ -207,13 +198,7 @@ impl Record {
 
     /// Makes the lock expire, and keeps by whom it was broken, until it is removed. True if it is broken, perhaps by an
     /// earlier attempt.
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn mark_broken(
-        &mut self,
-        seen: &Lock,
-        by: &TakenBy,
-        now: Duration,
-    ) -> bool {
+    pub fn mark_broken(&mut self, seen: &Lock, by: &TakenBy, now: Duration) -> bool {
         let Some(grant) = self.grants.iter_mut().find(|it| it.is_as_shown(seen)) else {
             return false;
         };
@@ -226,7 +211,7 @@ impl Record {
     }
 
     /// Makes this exclusive lock expire within the grace period of a page. False if there is no such live lock.
-    pub(in crate::store) fn expire_in(
+    pub fn expire_in(
         &mut self,
         held: &Acquisition,
         page: Option<PageId>,
@@ -245,29 +230,28 @@ impl Record {
         true
     }
 
-    #[cfg(feature = "_mongo")]
-    pub(in crate::store) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.grants.first().is_some_and(|grant| grant.mode == Mode::Shared)
     }
 
     /// True if nothing in it needs to be kept.
-    pub(in crate::store) fn is_empty(&self, rules: &Rules) -> bool {
+    pub fn is_empty(&self, rules: &Rules) -> bool {
         self.grants.is_empty() && self.queue.is_empty() && !(rules.fenced && self.fence > 0)
     }
 
     /// Removes the places of servers that have vanished.
-    pub(in crate::store) fn forget_places(&mut self, now: Duration) {
+    pub fn forget_places(&mut self, now: Duration) {
         self.queue.retain(|place| place.until > now);
     }
 
     /// The expired grants of other sessions, except those that ended with their `max_hold`.
-    pub(in crate::store) fn of_idle_sessions(&self, than: &Aid, now: Duration) -> Vec<Grant> {
+    pub fn of_idle_sessions(&self, than: &Aid, now: Duration) -> Vec<Grant> {
         self.grants.iter().filter(|it| it.is_of_idle_session(than, now)).cloned().collect()
     }
 
     /// Grants the claim, whatever else is there: an exclusive lock is removed. `before` is an earlier
     /// acquisition that continues.
-    pub(in crate::store) fn grant(
+    pub fn grant(
         &mut self,
         key: &LockKey,
         claim: &Claim,
@@ -370,11 +354,7 @@ impl Record {
     }
 
     /// Returns the ticket that was drawn, if the waiters lack one. A server keeps its position in the list.
-    pub(in crate::store) fn set_place(
-        &mut self,
-        waiters: &Waiters,
-        moment: Moment,
-    ) -> Option<Ticket> {
+    pub fn set_place(&mut self, waiters: &Waiters, moment: Moment) -> Option<Ticket> {
         self.forget_places(moment.now);
         let (server, until) = (waiters.server, moment.now + waiters.lease.min(LONGEST_LEASE));
         let at = self.queue.iter().position(|it| it.server == server);
@@ -400,7 +380,7 @@ impl Record {
     }
 
     /// Of several readers: the lock of this session, or else the one that expires last.
-    pub(in crate::store) fn live(&self, aid: Option<&Aid>, now: Duration) -> Option<&Grant> {
+    pub fn live(&self, aid: Option<&Aid>, now: Duration) -> Option<&Grant> {
         let live = || self.grants.iter().filter(|grant| grant.is_live(now));
         let mine = live().find(|grant| aid == Some(&grant.aid));
         mine.or_else(|| live().max_by_key(|grant| grant.expires()))
@@ -439,7 +419,7 @@ impl Grant {
     }
 
     /// True if both are the same acquisition, in whatever state.
-    pub(in crate::store) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         (self.mode, self.token, &self.aid) == (other.mode, other.token, &other.aid)
     }
 
@@ -453,11 +433,11 @@ impl Grant {
         is_it && (self.token.is_some() || self.since == seen.since)
     }
 
-    pub(in crate::store) fn is_live(&self, now: Duration) -> bool {
+    pub fn is_live(&self, now: Duration) -> bool {
         self.expires() > now
     }
 
-    pub(in crate::store) fn expires(&self) -> Duration {
+    pub fn expires(&self) -> Duration {
         self.ts + self.ttl
     }
 
@@ -466,7 +446,7 @@ impl Grant {
     }
 
     /// True if the lock has expired because nobody has renewed it: not by a break, and not at its `max_hold`.
-    pub(in crate::store) fn is_idle(&self, now: Duration) -> bool {
+    pub fn is_idle(&self, now: Duration) -> bool {
         !self.is_live(now) && !self.has_reached_max_hold()
     }
 
@@ -484,15 +464,15 @@ impl Grant {
         self.ttl = self.ttl.min(until.saturating_sub(self.ts));
     }
 
-    pub(in crate::store) fn has_reached_max_hold(&self) -> bool {
+    pub fn has_reached_max_hold(&self) -> bool {
         self.until.is_some_and(|until| self.expires() >= until)
     }
 
-    pub(in crate::store) fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
+    pub fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
         self.aid == *aid && self.token == Some(token)
     }
 
-    pub(in crate::store) fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
+    pub fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
         Lock {
             key: key.clone(),
             description: None,

@@ -7,6 +7,7 @@ use crate::lock::{Aid, Holder, Lock};
 /// A person as the application knows them: a name for others to see, and roles for the policies.
 ///
 /// ```
+/// # use doclock_core as actix_doclock;
 /// use actix_doclock::Actor;
 ///
 /// let actor = Actor::new("alice").with_role("editor-in-chief");
@@ -43,7 +44,7 @@ impl Actor {
     }
 
     /// The holder that others see in this person's locks.
-    pub(crate) fn holder(&self) -> Holder {
+    pub fn holder(&self) -> Holder {
         let holder = Holder::new(self.label.clone());
         match &self.id {
             Some(id) => holder.of_user(id.clone()),
@@ -75,7 +76,7 @@ impl Actor {
 
 /// What counts as one person for a limit for each person.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Person {
+pub enum Person {
     /// Somebody with an id, in all sessions.
     User(String),
     /// A session of somebody without an id.
@@ -85,7 +86,7 @@ pub(crate) enum Person {
 }
 
 impl Person {
-    pub(crate) fn of(actor: Option<&Actor>, aid: Option<&Aid>, address: Option<IpAddr>) -> Self {
+    pub fn of(actor: Option<&Actor>, aid: Option<&Aid>, address: Option<IpAddr>) -> Self {
         if let Some(id) = actor.and_then(Actor::id) {
             return Self::User(id.to_owned());
         }

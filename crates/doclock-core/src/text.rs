@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 /// Cuts the text to at most this many bytes, between two characters.
-pub(crate) fn cut(mut text: String, bytes: usize) -> String {
+pub fn cut(mut text: String, bytes: usize) -> String {
     let end = (0..=bytes.min(text.len())).rfind(|&i| text.is_char_boundary(i));
     text.truncate(end.unwrap_or(0));
     text
@@ -13,7 +13,7 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
 
 /// A text that somebody has written for other people, as one line of at most this many bytes: without line breaks and other
 /// control characters, and without marks that change the direction of the text around it. Empty if nobody can see any of it.
-pub(crate) fn one_line(text: &str, bytes: usize) -> String {
+pub fn one_line(text: &str, bytes: usize) -> String {
     let turns = |c| matches!(c, '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let plain = text.chars().filter(|c| !turns(*c)).map(|c| if breaks(c) { ' ' } else { c });
@@ -31,26 +31,23 @@ fn is_blank(c: char) -> bool {
 }
 
 /// Shortens a name for a line of the log: clients choose names, and the beginning says enough.
-pub(crate) fn short(name: &str) -> String {
+pub fn short(name: &str) -> String {
     cut(name.to_owned(), 200)
 }
 
 /// The text as one line that is safe for a terminal: characters without a visible shape are shown by their
 /// number.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     // The text has no delimiters, so quotes need no escape.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
 /// Serializes a duration in milliseconds, for programs.
-pub(crate) fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+pub fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
 }
 
-pub(crate) fn millis_if_any<S: Serializer>(
-    duration: &Option<Duration>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
+pub fn millis_if_any<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     match duration {
         Some(duration) => millis(duration, to),
         None => to.serialize_none(),

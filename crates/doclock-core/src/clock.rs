@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-pub(crate) fn now() -> Instant {
+pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-pub(crate) fn since(earlier: Instant) -> Duration {
+pub fn since(earlier: Instant) -> Duration {
     now().saturating_duration_since(earlier)
 }

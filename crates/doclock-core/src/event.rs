@@ -7,7 +7,7 @@ use crate::{
     takeover::TakenBy,
 };
 
-/// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
+/// An event of a lock, from `LockManager::events`.
 ///
 /// Renewals are no events. Each event carries the lock as it was seen last.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ use crate::{
 pub enum LockEvent {
     /// The lock was granted.
     Acquired(Lock),
-    /// The lock was given back, reached its [`max_hold`](crate::LockManagerBuilder::max_hold), or had
+    /// The lock was given back, reached its `LockManagerBuilder::max_hold`, or had
     /// expired when another session took it.
     Released(Lock),
     /// The session was idle, and the lock has expired.

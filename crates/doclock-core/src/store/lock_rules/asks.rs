@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(90);
 const ENOUGH: Duration = Duration::from_secs(60);
 
 impl Record {
-    pub(in crate::store) fn ask(&mut self, ask: &Ask, again: bool, moment: Moment) -> Asked {
+    pub fn ask(&mut self, ask: &Ask, again: bool, moment: Moment) -> Asked {
         let now = moment.now;
         let Some(grant) = self.grants.iter_mut().find(|it| it.is_live(now)) else {
             return if again { Asked::Gone } else { Asked::Free };
@@ -54,7 +54,7 @@ impl Record {
         Asked::Stands { ask: asks[place].ask.clone(), before }
     }
 
-    pub(in crate::store) fn answer(
+    pub fn answer(
         &mut self,
         held: &Acquisition,
         id: Uuid,
@@ -73,7 +73,7 @@ impl Record {
     }
 
     /// True if there was an ask of this person.
-    pub(in crate::store) fn withdraw(&mut self, aid: &Aid, user: Option<&str>) -> bool {
+    pub fn withdraw(&mut self, aid: &Aid, user: Option<&str>) -> bool {
         let withdraw = |grant: &mut Grant| {
             let before = grant.asks.len();
             grant.asks.retain(|it| !it.ask.is_of(Some(aid), user));

@@ -8,9 +8,10 @@ const MAX_TITLE_BYTES: usize = 200;
 const MAX_LINK_BYTES: usize = 2_048;
 
 /// How people know a document: its title, and where to open it. The answer of
-/// [`describe`](crate::LockManagerBuilder::describe).
+/// `LockManagerBuilder::describe`.
 ///
 /// ```
+/// # use doclock_core as actix_doclock;
 /// use actix_doclock::Description;
 ///
 /// let contract = Description::new("Contract with Miller").link("/contracts/4711");
@@ -41,7 +42,7 @@ impl Description {
 
     /// The description as it may be shown, or `None` if nothing remains of the title. The `bool` is true if
     /// the link was left out.
-    pub(crate) fn presentable(self) -> (Option<Self>, bool) {
+    pub fn presentable(self) -> (Option<Self>, bool) {
         let title = self.title.replace(char::is_control, " ");
         let title = cut(title.trim().to_owned(), MAX_TITLE_BYTES).trim_end().to_owned();
         let (had_link, link) = (self.link.is_some(), self.link.filter(|link| is_safe(link)));

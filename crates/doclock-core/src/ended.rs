@@ -28,7 +28,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::LoggedOut => "logged_out",
             Self::Expired => "expired",
@@ -38,7 +38,7 @@ impl EndReason {
 
     /// An unknown reason counts as a logout, because records of the first version of this crate contain
     /// no reason.
-    pub(crate) fn from_name(reason: &str) -> Self {
+    pub fn from_name(reason: &str) -> Self {
         use serde::de::value::{Error, StrDeserializer};
 
         Self::deserialize(StrDeserializer::<Error>::new(reason)).unwrap_or(Self::LoggedOut)
@@ -48,7 +48,7 @@ impl EndReason {
 /// A session that has ended, with its locks.
 ///
 /// For the listener of
-/// [`on_session_end`](crate::LockManagerBuilder::on_session_end).
+/// `LockManagerBuilder::on_session_end`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionEnded {
     /// Identifies this end. A repeated announcement has the same value.

@@ -1,6 +1,6 @@
 //! A lock that its holder has lost to somebody else, as the application is told about it.
 
-use std::time::SystemTime;
+use std::{fmt, time::SystemTime};
 
 use uuid::Uuid;
 
@@ -20,7 +20,7 @@ pub enum TakeoverKind {
 }
 
 impl TakeoverKind {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Broken => "broken",
             Self::TakenOver => "taken_over",
@@ -28,8 +28,7 @@ impl TakeoverKind {
     }
 
     /// The kind with this name; an unknown one is a break.
-    #[cfg(feature = "_mongo")]
-    pub(crate) fn named(name: Option<&str>) -> Self {
+    pub fn named(name: Option<&str>) -> Self {
         if name == Some("taken_over") { Self::TakenOver } else { Self::Broken }
     }
 }
@@ -59,9 +58,42 @@ pub enum LossCause {
     Released,
 }
 
+impl LossCause {
+    /// The name, for programs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Taken(taken) => taken.kind.as_str(),
+            Self::SessionEnded => "session_ended",
+            Self::Released => "released",
+        }
+    }
+}
+
+/// In words, for people: the part after "you do not hold the lock:".
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired => f.write_str("it has expired"),
+            Self::Taken(TakenBy { kind, by, reason }) => {
+                let how = match kind {
+                    TakeoverKind::Broken => "has broken it",
+                    TakeoverKind::TakenOver => "has taken it over",
+                };
+                write!(f, "{by} {how}")?;
+                if reason.is_empty() { Ok(()) } else { write!(f, " ({reason})") }
+            }
+            Self::SessionEnded => f.write_str("the session was ended"),
+            Self::Released => f.write_str("the session has released it"),
+        }
+    }
+}
+
 /// A break or a takeover: somebody other than the holder has removed a lock, or has taken it over for another session.
 ///
-/// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).
+/// For the listener of `LockManagerBuilder::on_lock_taken`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
     /// Identifies this event. A repeated announcement has the same value.
