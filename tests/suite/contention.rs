@@ -86,12 +86,12 @@ async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_sessions_on_one_document_are_inside_one_at_a_time() {
-    count_under_locks(64, 1, 300).await;
+    count_under_locks(64, 1, 100 * u64::from(rig::depth())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_sessions_on_many_documents_are_inside_one_at_a_time() {
-    count_under_locks(64, 16, 2_000).await;
+    count_under_locks(64, 16, 600 * u64::from(rig::depth())).await;
 }
 
 /// Every other round uses a document without a record, and the others a document with an expired lock.

@@ -232,14 +232,14 @@ async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_ans
 /// Otherwise each repetition would make another command late, with the releases of all others in it.
 #[tokio::test]
 async fn the_release_of_a_stuck_record_is_repeated_alone() {
-    const DEADLINE: Duration = Duration::from_secs(8);
+    const DEADLINE: Duration = Duration::from_secs(4);
     let (database, sent) = rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let lock = app.granted(&key("stuck"), &Aid::new()).await;
     let mut transaction = stuck(&database, &[key("stuck")]).await;
     let is_over = Arc::new(AtomicBool::new(false));
     let mut others = JoinSet::new();
-    for n in 0..16 {
+    for n in 0..8 {
         let (app, is_over, key) = (app.clone(), Arc::clone(&is_over), key(&n.to_string()));
         others.spawn(async move {
             while !is_over.load(Ordering::Relaxed) {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// More locks than one command renews in its time.
-const PEOPLE: usize = 24;
+const PEOPLE: usize = 12;
 const LOCKS: usize = 500;
 const STUCK: usize = 30;
 
