@@ -32,6 +32,7 @@ mod observe;
 pub(crate) mod one_at_a_time;
 pub(crate) mod pauses;
 mod reads;
+mod recent;
 mod refusals;
 mod release;
 mod saves;

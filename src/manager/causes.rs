@@ -1,11 +1,6 @@
 //! Why a session does not have a lock any more, as far as this server knows.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    mem,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -13,7 +8,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, LockToken},
-    manager::verbs::Verbs,
+    manager::{recent::Recent, verbs::Verbs},
     store::{Acquisition, TakenBy},
     takeover::LossCause,
     version::Version,
@@ -30,9 +25,9 @@ const SOON: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     /// Who took a lock, and when this process learned it.
-    taken: Mutex<Latest<(LockKey, LockToken), (TakenBy, Instant)>>,
+    taken: Mutex<Recent<(LockKey, LockToken), Option<(TakenBy, Instant)>, REMEMBERED>>,
     /// What sessions have done under their own locks.
-    own: Mutex<Latest<LockToken, Own>>,
+    own: Mutex<Recent<LockToken, Option<Own>, REMEMBERED>>,
 }
 
 #[derive(Debug)]
@@ -53,13 +48,13 @@ impl Own {
 impl Causes {
     /// This acquisition was taken from its holder.
     pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken: TakenBy) {
-        self.taken.lock().put((key, token), (taken, clock::now()));
+        *self.taken.lock().used((key, token)) = Some((taken, clock::now()));
     }
 
     /// The person who has taken this acquisition from its holder, if that is recent.
     pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
         let all = self.taken.lock();
-        let (taken, at) = all.get(&(key.clone(), token))?;
+        let (taken, at) = all.get(&(key.clone(), token))?.as_ref()?;
         (clock::since(*at) < REMEMBER_TAKEN).then(|| taken.clone())
     }
 
@@ -80,15 +75,12 @@ impl Causes {
         change: impl FnOnce(&mut Own),
     ) {
         let mut all = self.own.lock();
-        let known = all.take(token);
-        let mut own = known.unwrap_or_else(|| Own {
+        change(all.used(*token).get_or_insert_with(|| Own {
             key: key.clone(),
             aid: aid.clone(),
             is_released: false,
             saved: None,
-        });
-        change(&mut own);
-        all.put(*token, own);
+        }));
     }
 
     /// The version that this session has saved last under one of these locks on the document.
@@ -100,7 +92,7 @@ impl Causes {
         tokens: &[LockToken],
     ) -> Option<Version> {
         let all = self.own.lock();
-        let own = tokens.iter().filter_map(|token| all.get(token));
+        let own = tokens.iter().filter_map(|token| all.get(token)?.as_ref());
         own.filter(|own| own.is_of(key, aid)).find_map(|own| own.saved)
     }
 
@@ -119,7 +111,8 @@ impl Causes {
         }
         // Of several tokens, it is not known which one belongs to this document.
         let [token] = tokens else { return None };
-        if self.own.lock().get(token).is_some_and(|own| own.is_released && own.is_of(key, aid)) {
+        let is_released = |own: &Own| own.is_released && own.is_of(key, aid);
+        if self.own.lock().get(token).and_then(Option::as_ref).is_some_and(is_released) {
             return Some(LossCause::Released);
         }
         let held = Acquisition::exclusive(key, aid, *token);
@@ -127,55 +120,5 @@ impl Causes {
         let asked = verbs
             .run("has_expired", until, held, |store, held, until| store.has_expired(held, until));
         matches!(asked.await, Ok(true)).then_some(LossCause::Expired)
-    }
-}
-
-/// The latest entries: at least [`REMEMBERED`] of them, and at most twice as many.
-#[derive(Debug)]
-struct Latest<K, V> {
-    new: HashMap<K, V>,
-    old: HashMap<K, V>,
-}
-
-impl<K, V> Default for Latest<K, V> {
-    fn default() -> Self {
-        Self { new: HashMap::new(), old: HashMap::new() }
-    }
-}
-
-impl<K: Hash + Eq, V> Latest<K, V> {
-    fn get(&self, key: &K) -> Option<&V> {
-        self.new.get(key).or_else(|| self.old.get(key))
-    }
-
-    fn take(&mut self, key: &K) -> Option<V> {
-        self.new.remove(key).or_else(|| self.old.remove(key))
-    }
-
-    fn put(&mut self, key: K, value: V) {
-        if self.new.len() == REMEMBERED {
-            self.old = mem::take(&mut self.new);
-        }
-        self.new.insert(key, value);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Latest, REMEMBERED};
-
-    #[test]
-    fn an_entry_that_is_used_again_is_among_the_latest_and_the_others_are_bounded() {
-        let mut latest = Latest::default();
-        for n in 1..=5 * REMEMBERED {
-            let used = latest.take(&0).unwrap_or(0);
-            latest.put(0, used + 1);
-            latest.put(n, n);
-            assert!(latest.new.len() + latest.old.len() <= 2 * REMEMBERED, "{n}");
-        }
-        assert_eq!(latest.get(&0), Some(&(5 * REMEMBERED)));
-        let last = 5 * REMEMBERED;
-        assert!((last - REMEMBERED + 2..=last).all(|n| latest.get(&n) == Some(&n)));
-        assert_eq!(latest.get(&1), None);
     }
 }

@@ -7,10 +7,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{clock, random::HashMap};
+use crate::{clock, manager::recent::Recent, random::HashMap};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// How many keys are counted within a minute. If there are more, all counts begin anew.
+/// Of how many keys the count is remembered, at least.
 const KEYS: usize = 10_000;
 
 /// Remembers only the keys that have at least one.
@@ -46,9 +46,9 @@ impl<K: Hash + Eq> Counts<K> {
     }
 }
 
-/// How often each key was counted within the present minute.
+/// How often each key was counted within its present minute, which began with its first count.
 #[derive(Debug)]
-pub(in crate::manager) struct InAMinute<K>(Mutex<(Option<Instant>, HashMap<K, u32>)>);
+pub(in crate::manager) struct InAMinute<K>(Mutex<Recent<K, (Option<Instant>, u32), KEYS>>);
 
 impl<K> Default for InAMinute<K> {
     fn default() -> Self {
@@ -59,13 +59,28 @@ impl<K> Default for InAMinute<K> {
 impl<K: Hash + Eq> InAMinute<K> {
     /// Counts it once more.
     pub(in crate::manager) fn count(&self, who: K) -> u32 {
-        let (began, counts) = &mut *self.0.lock();
-        if began.is_none_or(|began| clock::since(began) >= MINUTE) || counts.len() >= KEYS {
-            *began = Some(clock::now());
-            counts.clear();
+        let mut counts = self.0.lock();
+        let (began, count) = counts.used(who);
+        if began.is_none_or(|began| clock::since(began) >= MINUTE) {
+            (*began, *count) = (Some(clock::now()), 0);
         }
-        let count = counts.entry(who).or_default();
         *count = count.saturating_add(1);
         *count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stranger_with_many_names_begins_nobodys_minute_anew() {
+        let asks = InAMinute::default();
+        for n in 1..=30 {
+            assert_eq!(asks.count("alice".to_owned()), n);
+            for stranger in 0..KEYS / 3 {
+                asks.count(format!("{n}-{stranger}"));
+            }
+        }
     }
 }

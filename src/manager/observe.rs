@@ -7,10 +7,7 @@
 //! then last as long.
 pub mod names;
 
-use std::{
-    collections::{HashSet, VecDeque},
-    time::Instant,
-};
+use std::{mem, time::Instant};
 
 use ::metrics::{counter, gauge, histogram};
 use parking_lot::Mutex;
@@ -20,7 +17,7 @@ use crate::{
     ended::EndReason,
     error::{LockError, Result, StoreError},
     lock::{LockToken, Mode},
-    manager::{claim::Acquired, observe::names::*},
+    manager::{claim::Acquired, observe::names::*, recent::Recent},
     store::{Released, Swept},
 };
 
@@ -155,14 +152,14 @@ pub(super) fn broken(collection: &'static str, broken: Option<Released>) {
     counter!(BREAKS, "collection" => collection, "outcome" => outcome).increment(1);
 }
 
-/// How many lost acquisitions are remembered as counted.
-const COUNTED: usize = 10_000;
+/// How many lost acquisitions are remembered as counted, at least.
+const COUNTED: usize = 5_000;
 
 /// The losses that this server has counted: a lock that was broken here counts once, although its holder
 /// notices the loss later.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    counted: Mutex<(HashSet<LockToken>, VecDeque<LockToken>)>,
+    counted: Mutex<Recent<LockToken, bool, COUNTED>>,
 }
 
 impl Losses {
@@ -175,26 +172,11 @@ impl Losses {
         reason: &'static str,
         noticed: &'static str,
     ) {
-        if token.is_none_or(|token| self.is_new(token)) {
+        let was_counted = |token| mem::replace(self.counted.lock().used(token), true);
+        if !token.is_some_and(was_counted) {
             counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
                 .increment(1);
         }
-    }
-
-    /// True if this acquisition was not counted before.
-    fn is_new(&self, token: LockToken) -> bool {
-        let mut counted = self.counted.lock();
-        let (all, oldest_first) = &mut *counted;
-        let is_new = all.insert(token);
-        if is_new {
-            oldest_first.push_back(token);
-            if oldest_first.len() > COUNTED
-                && let Some(oldest) = oldest_first.pop_front()
-            {
-                all.remove(&oldest);
-            }
-        }
-        is_new
     }
 }
 
