@@ -21,13 +21,15 @@ const REMEMBERED: usize = 4096;
 /// How long a refusal waits for its cause.
 const SOON: Duration = Duration::from_millis(500);
 
+type Notes<K, V> = Mutex<Recent<K, Option<V>, REMEMBERED>>;
+
 /// Notes on acquisitions that are gone, or may be gone.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     /// Who took a lock, and when this process learned it.
-    taken: Mutex<Recent<(LockKey, LockToken), Option<(TakenBy, Instant)>, REMEMBERED>>,
+    taken: Notes<(LockKey, LockToken), (TakenBy, Instant)>,
     /// What sessions have done under their own locks.
-    own: Mutex<Recent<LockToken, Option<Own>, REMEMBERED>>,
+    own: Notes<LockToken, Own>,
 }
 
 #[derive(Debug)]

@@ -48,13 +48,14 @@ pub(crate) async fn strict_database(uri: &str) -> Database {
     Client::with_options(options).expect("valid options").database(&fresh_name())
 }
 
-/// Like [`fresh_database`], and counts the commands that are sent.
+/// Like [`fresh_database`], and counts the commands that are sent. A command that a busy server did not finish within its
+/// time limit is sent again, and counts once.
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
-    let sent = commands.clone();
+    let (sent, late) = (commands.clone(), commands.clone());
     let options = options(uri).await;
-    let database = watched_database(options, move |started| sent.push(started.command_name));
-    (database, commands)
+    let sends = move |it: CommandStartedEvent| sent.push(it.request_id, it.command_name);
+    (watched_database(options, sends, move |request| late.forget(request)), commands)
 }
 
 /// Like [`counted_database`], and records the whole commands.
@@ -62,26 +63,36 @@ pub(crate) async fn recorded_database(uri: &str) -> (Database, Arc<Mutex<Vec<Doc
     let commands = Arc::new(Mutex::new(Vec::new()));
     let sent = commands.clone();
     let options = options(uri).await;
-    let database = watched_database(options, move |started| {
+    let sends = move |started: CommandStartedEvent| {
         sent.lock().expect("no panic while locked").push(started.command);
-    });
-    (database, commands)
+    };
+    (watched_database(options, sends, |_| ()), commands)
 }
 
 fn watched_database(
     mut options: ClientOptions,
     sends: impl Fn(CommandStartedEvent) + Send + Sync + 'static,
+    is_late: impl Fn(i32) + Send + Sync + 'static,
 ) -> Database {
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
-        if let CommandEvent::Started(started) = event
-            && !is_housekeeping(&started.command_name)
-            && !started.command.get_str("find").is_ok_and(|it| it == "doclock.frozen")
-            && !started.command.get_str("findAndModify").is_ok_and(|it| it == "doclock.server")
-        {
-            sends(started);
+    let of_manager = |it: &CommandStartedEvent| {
+        it.command.get_str("find").is_ok_and(|it| it == "doclock.frozen")
+            || it.command.get_str("findAndModify").is_ok_and(|it| it == "doclock.server")
+    };
+    options.command_event_handler = Some(EventHandler::callback(move |event| match event {
+        CommandEvent::Started(it) if !is_housekeeping(&it.command_name) && !of_manager(&it) => {
+            sends(it);
         }
+        CommandEvent::Failed(it) if exceeded_time_limit(&it.failure) => is_late(it.request_id),
+        CommandEvent::Succeeded(it) if it.reply.contains_key("writeConcernError") => {
+            is_late(it.request_id);
+        }
+        _ => {}
     }));
     Client::with_options(options).expect("valid options").database(&fresh_name())
+}
+
+fn exceeded_time_limit(error: &mongodb::error::Error) -> bool {
+    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(it) if it.code == 50)
 }
 
 /// How deep the tests go that repeat something or try random values: 1 at a commit, `DOCLOCK_DEPTH` by night.
@@ -97,16 +108,21 @@ pub(crate) fn some<T>(all: Vec<T>) -> impl Iterator<Item = T> {
 
 /// The names of the commands that a client sent, without the driver's own housekeeping.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Commands(Arc<Mutex<Vec<(i32, String)>>>);
 
 impl Commands {
     /// The commands sent since the last call, in order.
     pub(crate) fn take(&self) -> Vec<String> {
-        mem::take(&mut self.0.lock().expect("no panic while locked"))
+        let sent = mem::take(&mut *self.0.lock().expect("no panic while locked"));
+        sent.into_iter().map(|(_, name)| name).collect()
     }
 
-    fn push(&self, name: String) {
-        self.0.lock().expect("no panic while locked").push(name);
+    fn push(&self, request: i32, name: String) {
+        self.0.lock().expect("no panic while locked").push((request, name));
+    }
+
+    fn forget(&self, request: i32) {
+        self.0.lock().expect("no panic while locked").retain(|(it, _)| *it != request);
     }
 }
 
