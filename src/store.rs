@@ -1,5 +1,7 @@
 //! The contract of a store, and the stores of this crate.
 
+#[expect(hidden_glob_reexports, reason = "the rules are not for applications")]
+pub(crate) use doclock_core::store::lock_rules;
 pub use doclock_core::store::*;
 pub(crate) use doclock_document::{Draft, UnclearChange};
 #[cfg(feature = "_mongo")]

@@ -153,7 +153,7 @@ pub(super) fn broken(collection: &'static str, broken: Option<Released>) {
 }
 
 /// How many lost acquisitions are remembered as counted, at least.
-const COUNTED: usize = 5_000;
+const COUNTED: usize = 10_000;
 
 /// The losses that this server has counted: a lock that was broken here counts once, although its holder
 /// notices the loss later.

@@ -1,4 +1,4 @@
-//! What was used of late, of any number of keys.
+//! The keys that were used recently, of any number.
 
 use std::{hash::Hash, mem};
 

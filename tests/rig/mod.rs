@@ -49,7 +49,7 @@ pub(crate) async fn strict_database(uri: &str) -> Database {
 }
 
 /// Like [`fresh_database`], and counts the commands that are sent. A command that a busy server did not finish within its
-/// time limit is sent again, and counts once.
+/// time limit is sent again, and is not counted.
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
     let (sent, late) = (commands.clone(), commands.clone());

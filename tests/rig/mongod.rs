@@ -31,7 +31,7 @@ pub(crate) struct Mongod {
     server: Option<Server>,
     kind: Kind,
     paused: AtomicBool,
-    /// True while nothing was changed that the next test could notice.
+    /// True if nothing was changed that the next test could notice.
     usual: AtomicBool,
 }
 
@@ -223,7 +223,9 @@ impl Mongod {
     }
 
     pub(super) async fn try_admin(&self, command: Document) -> mongodb::error::Result<Document> {
-        if !["configureFailPoint", "hello"].iter().any(|it| command.contains_key(it)) {
+        let is_fail_point =
+            command.get_str("configureFailPoint").is_ok_and(|it| it == "failCommand");
+        if !is_fail_point && !command.contains_key("hello") {
             self.changed();
         }
         run_admin(&self.direct_uri(), command).await

@@ -44,6 +44,7 @@ impl Actor {
     }
 
     /// The holder that others see in this person's locks.
+    #[doc(hidden)]
     pub fn holder(&self) -> Holder {
         let holder = Holder::new(self.label.clone());
         match &self.id {

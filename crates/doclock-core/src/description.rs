@@ -42,6 +42,7 @@ impl Description {
 
     /// The description as it may be shown, or `None` if nothing remains of the title. The `bool` is true if
     /// the link was left out.
+    #[doc(hidden)]
     pub fn presentable(self) -> (Option<Self>, bool) {
         let title = self.title.replace(char::is_control, " ");
         let title = cut(title.trim().to_owned(), MAX_TITLE_BYTES).trim_end().to_owned();

@@ -28,6 +28,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
+    #[doc(hidden)]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LoggedOut => "logged_out",
@@ -38,6 +39,7 @@ impl EndReason {
 
     /// An unknown reason counts as a logout, because records of the first version of this crate contain
     /// no reason.
+    #[doc(hidden)]
     pub fn from_name(reason: &str) -> Self {
         use serde::de::value::{Error, StrDeserializer};
 

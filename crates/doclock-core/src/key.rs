@@ -116,6 +116,7 @@ enum Canonical<'a> {
 impl LockId {
     /// True if ids of this type may be strings. The function tries to parse examples; if none of them
     /// parses, the answer is true.
+    #[doc(hidden)]
     pub fn may_be_text<I: FromStr + Into<Self>>() -> bool {
         const TEXTS: [&str; 4] =
             ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];
@@ -299,6 +300,7 @@ impl fmt::Display for LockKey {
 
 impl LockKey {
     /// The key for the log, in a form that `doclock show` takes: strings in quotes, as in JSON.
+    #[doc(hidden)]
     pub fn shown(&self) -> String {
         let collection = printable(&self.collection);
         let LockId::String(id) = &self.id else { return format!("{collection}/{}", self.id) };

@@ -48,6 +48,7 @@ impl Aid {
     }
 
     /// A new random aid of a job.
+    #[doc(hidden)]
     pub fn of_job(hears_asks: bool) -> Self {
         let beginning = if hears_asks { LISTENING_JOB } else { JOB };
         Self(format!("{beginning}{}", random::uuid()))
@@ -83,12 +84,14 @@ impl Aid {
     }
 
     /// False for a job that hears no asks (`Job::hears_asks`).
+    #[doc(hidden)]
     pub fn hears_asks(&self) -> bool {
         !self.is_job() || self.0.starts_with(LISTENING_JOB)
     }
 
     /// The aid as it is stored.
     #[must_use]
+    #[doc(hidden)]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -163,6 +166,7 @@ impl LockToken {
     }
 
     /// The tokens of this attempt and of all earlier ones.
+    #[doc(hidden)]
     pub fn attempts(self) -> impl Iterator<Item = Self> {
         (0..=self.number()).map(move |number| self.with(number))
     }
@@ -268,6 +272,7 @@ impl Holder {
     }
 
     /// The person for the log: the label, and the id if there is one.
+    #[doc(hidden)]
     pub fn shown(&self) -> String {
         let label = short(&self.label);
         match &self.user {
@@ -289,6 +294,7 @@ pub enum Mode {
 }
 
 impl Mode {
+    #[doc(hidden)]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -297,6 +303,7 @@ impl Mode {
     }
 
     /// True if a lock in this mode is enough for an operation that needs `wanted`.
+    #[doc(hidden)]
     pub fn covers(self, wanted: Self) -> bool {
         self == Self::Exclusive || wanted == Self::Shared
     }
@@ -375,6 +382,7 @@ impl Lock {
     }
 
     /// True if the lock was granted to another tab than this one. A shared lock belongs to all tabs of its session.
+    #[doc(hidden)]
     pub fn is_of_another_tab(&self, tab: Option<TabId>) -> bool {
         self.mode == Mode::Exclusive && self.tab.zip(tab).is_some_and(|(of_lock, it)| of_lock != it)
     }
@@ -417,6 +425,7 @@ impl Ask {
     }
 
     /// True if it is an ask of this session, or of another session of the same person.
+    #[doc(hidden)]
     pub fn is_of(&self, aid: Option<&Aid>, user: Option<&str>) -> bool {
         aid == Some(&self.aid) || user.is_some() && self.by.user.as_deref() == user
     }
@@ -424,6 +433,7 @@ impl Ask {
 
 impl Answer {
     /// `None` if there is no answer of this name.
+    #[doc(hidden)]
     pub fn named(name: &str, message: &str) -> Option<Self> {
         match name {
             "soon" => Some(Self::Soon(message.to_owned())),
@@ -433,6 +443,7 @@ impl Answer {
     }
 
     /// The answer in one line of at most [`MAX_ASK_BYTES`].
+    #[doc(hidden)]
     pub fn in_one_line(mut self) -> Self {
         let (Self::Soon(message) | Self::No(message)) = &mut self;
         *message = one_line(message, MAX_ASK_BYTES);

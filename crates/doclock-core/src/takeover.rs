@@ -20,6 +20,7 @@ pub enum TakeoverKind {
 }
 
 impl TakeoverKind {
+    #[doc(hidden)]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Broken => "broken",
@@ -28,6 +29,7 @@ impl TakeoverKind {
     }
 
     /// The kind with this name; an unknown one is a break.
+    #[doc(hidden)]
     pub fn named(name: Option<&str>) -> Self {
         if name == Some("taken_over") { Self::TakenOver } else { Self::Broken }
     }

@@ -57,6 +57,7 @@ pub struct Place {
 
 impl Place {
     /// The place with `drawn` wherever it has [`Ticket::NEW`].
+    #[doc(hidden)]
     pub fn with(mut self, drawn: Ticket) -> Self {
         let all = [Some(&mut self.first), self.writer.as_mut(), Some(&mut self.last)];
         all.into_iter().flatten().filter(|it| **it == Ticket::NEW).for_each(|it| *it = drawn);

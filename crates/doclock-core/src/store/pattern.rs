@@ -38,6 +38,7 @@ impl Pattern {
     }
 
     /// The pattern of the lock collections that belong to these collections.
+    #[doc(hidden)]
     pub fn of_locks(&self) -> Self {
         let mut locks = self.clone();
         locks.after.as_mut().unwrap_or(&mut locks.before).push_str(".lock");
