@@ -69,13 +69,10 @@ pub(super) struct Registered {
 
 impl Registered {
     fn of<T: Lockable>(ttl: Duration) -> Self {
-        let text_ids = LockId::may_be_text::<T::Id>();
-        let mut rules = Rules::new(ttl);
-        (rules.fenced, rules.fair, rules.text_ids) = (T::FENCED, T::FAIR, text_ids);
         Self {
             declared: T::COLLECTION,
             parse_id: |text| text.parse::<T::Id>().ok().map(Into::into),
-            rules,
+            rules: Rules::of::<T>(ttl),
             over_http: T::OVER_HTTP,
             attached: false,
         }

@@ -49,13 +49,13 @@ pub(crate) async fn strict_database(uri: &str) -> Database {
 }
 
 /// Like [`fresh_database`], and counts the commands that are sent. A command that a busy server did not finish within its
-/// time limit is sent again, and is not counted.
+/// time limit is sent again, and counts once.
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
     let (sent, late) = (commands.clone(), commands.clone());
     let options = options(uri).await;
     let sends = move |it: CommandStartedEvent| sent.push(it.request_id, it.command_name);
-    (watched_database(options, sends, move |request| late.forget(request)), commands)
+    (watched_database(options, sends, move |request| late.is_late(request)), commands)
 }
 
 /// Like [`counted_database`], and records the whole commands.
@@ -106,23 +106,34 @@ pub(crate) fn some<T>(all: Vec<T>) -> impl Iterator<Item = T> {
     all.into_iter().step_by(step)
 }
 
+#[derive(Debug)]
+struct Sent {
+    request: i32,
+    name: String,
+    is_late: bool,
+}
+
 /// The names of the commands that a client sent, without the driver's own housekeeping.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<Vec<(i32, String)>>>);
+pub(crate) struct Commands(Arc<Mutex<Vec<Sent>>>);
 
 impl Commands {
     /// The commands sent since the last call, in order.
     pub(crate) fn take(&self) -> Vec<String> {
         let sent = mem::take(&mut *self.0.lock().expect("no panic while locked"));
-        sent.into_iter().map(|(_, name)| name).collect()
+        let is_repeated =
+            |n: usize| sent[n].is_late && sent[n + 1..].iter().any(|it| it.name == sent[n].name);
+        let counted = (0..sent.len()).filter(|n| !is_repeated(*n));
+        counted.map(|n| sent[n].name.clone()).collect()
     }
 
     fn push(&self, request: i32, name: String) {
-        self.0.lock().expect("no panic while locked").push((request, name));
+        self.0.lock().expect("no panic while locked").push(Sent { request, name, is_late: false });
     }
 
-    fn forget(&self, request: i32) {
-        self.0.lock().expect("no panic while locked").retain(|(it, _)| *it != request);
+    fn is_late(&self, request: i32) {
+        let mut sent = self.0.lock().expect("no panic while locked");
+        sent.iter_mut().filter(|it| it.request == request).for_each(|it| it.is_late = true);
     }
 }
 

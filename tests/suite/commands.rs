@@ -101,6 +101,16 @@ async fn a_release_is_one_command() {
     }
 }
 
+#[tokio::test]
+async fn a_command_that_is_repeated_because_no_majority_was_in_time_counts_once() {
+    let server = Mongod::start_replica_set().await;
+    let (app, commands, _) = counted(&server.uri()).await;
+    let lock = lock(&app, &commands, &key("a")).await;
+    server.majority_is_late_for("delete").await;
+    assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
+    assert_eq!(commands.take(), ["delete"]);
+}
+
 /// The server remembers who holds what, and forgets it when it has removed the lock itself.
 #[tokio::test]
 async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_command() {

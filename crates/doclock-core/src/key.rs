@@ -116,8 +116,7 @@ enum Canonical<'a> {
 impl LockId {
     /// True if ids of this type may be strings. The function tries to parse examples; if none of them
     /// parses, the answer is true.
-    #[doc(hidden)]
-    pub fn may_be_text<I: FromStr + Into<Self>>() -> bool {
+    pub(crate) fn may_be_text<I: FromStr + Into<Self>>() -> bool {
         const TEXTS: [&str; 4] =
             ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];
         let ids: Vec<Self> =

@@ -158,13 +158,19 @@ enum Expiry {
     Set,
 }
 
+/// An index to create, and the names of the indexes that it replaces.
+struct Missing {
+    index: IndexModel,
+    replaces: Vec<String>,
+}
+
 /// Makes an existing index serve as the needed one. If none can, returns the index to create.
 async fn change_existing(
     collection: &Collection<Document>,
     needed: &Index,
     may: Expiry,
     existing: &[Index],
-) -> Result<Option<IndexModel>> {
+) -> Result<Option<Missing>> {
     let mut on_field: Vec<_> = existing.iter().filter(|it| it.can_serve(needed)).collect();
     if let Some(after) = needed.expires_after {
         on_field.sort_by_key(|index| !index.expires());
@@ -179,22 +185,33 @@ async fn change_existing(
     if let Some(index) = on_field.iter().find(|index| !index.sparse) {
         return unhide(collection, index).await.map(|()| None);
     }
-    // Indexes of an earlier version. Before MongoDB 5 one field cannot have two indexes, so the old one is
-    // dropped first. For a moment each query on the locks then reads the whole collection.
-    for index in &on_field {
-        match collection.drop_index(&index.name).await {
-            Err(e) if is_denied(&e) => return Ok(None),
+    let others: Vec<_> = existing.iter().filter(|it| !on_field.contains(it)).cloned().collect();
+    let replaces = on_field.iter().map(|it| it.name.clone()).collect();
+    Ok(Some(Missing { index: needed.model(&others), replaces }))
+}
+
+/// Creates the indexes by one command, which reads the collection once.
+async fn create(collection: &Collection<Document>, missing: Vec<Missing>) -> Result<()> {
+    let mut create = Vec::new();
+    for it in missing {
+        if drop_old(collection, &it.replaces).await? {
+            create.push(it.index);
+        }
+    }
+    if create.is_empty() { Ok(()) } else { collection.create_indexes(create).await.map(drop) }
+}
+
+/// Drops indexes of an earlier version. Before MongoDB 5 one field cannot have two indexes, so the old one is dropped
+/// first. For a moment each query on the locks then reads the whole collection. False if the user may not drop them.
+async fn drop_old(collection: &Collection<Document>, names: &[String]) -> Result<bool> {
+    for name in names {
+        match collection.drop_index(name).await {
+            Err(e) if is_denied(&e) => return Ok(false),
             Err(e) if code(&e) != Some(INDEX_NOT_FOUND) => return Err(e),
             _ => {}
         }
     }
-    let others: Vec<_> = existing.iter().filter(|it| !on_field.contains(it)).cloned().collect();
-    Ok(Some(needed.model(&others)))
-}
-
-/// By one command, which reads the collection once.
-async fn create(collection: &Collection<Document>, missing: Vec<IndexModel>) -> Result<()> {
-    if missing.is_empty() { Ok(()) } else { collection.create_indexes(missing).await.map(drop) }
+    Ok(true)
 }
 
 async fn unhide(collection: &Collection<Document>, index: &Index) -> Result<()> {

@@ -2,6 +2,8 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use crate::key::{LockId, Lockable};
+
 /// The ttl of locks unless the application sets another one: 150 s.
 ///
 /// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be that late.
@@ -41,6 +43,13 @@ impl Rules {
     #[must_use]
     pub fn new(ttl: Duration) -> Self {
         Self { ttl, fenced: false, fair: false, text_ids: false }
+    }
+
+    /// The rules of this type. Written in full: a new rule must be asked for here.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of<T: Lockable>(ttl: Duration) -> Self {
+        Self { ttl, fenced: T::FENCED, fair: T::FAIR, text_ids: LockId::may_be_text::<T::Id>() }
     }
 
     /// How long after its `ts` a database may remove a record by itself: the ttl, plus a margin of the same length,
