@@ -67,14 +67,18 @@ impl Mongod {
 
     /// A replica set of one member, already primary. Another test may have used it, and left databases there.
     pub(crate) async fn start_replica_set() -> Self {
-        let idle = IDLE.lock().expect("no panic while locked").pop();
-        let mongod = match idle {
-            Some(server) => Self::new(server, Kind::ReplicaSet),
-            None => Self::start_replica_set_that_is(Unusual::default()).await,
-        };
+        let idle = || IDLE.lock().expect("no panic while locked").pop();
+        while let Some(server) = idle() {
+            let mongod = Self::new(server, Kind::ReplicaSet);
+            mongod.resume();
+            let off = doc! { "configureFailPoint": "failCommand", "mode": "off" };
+            if mongod.try_admin(off).await.is_ok() {
+                mongod.usual.store(true, Ordering::Relaxed);
+                return mongod;
+            }
+        }
+        let mongod = Self::start_replica_set_that_is(Unusual::default()).await;
         mongod.usual.store(true, Ordering::Relaxed);
-        mongod.resume();
-        mongod.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await;
         mongod
     }
 

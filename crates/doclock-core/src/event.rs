@@ -15,7 +15,7 @@ use crate::{
 pub enum LockEvent {
     /// The lock was granted.
     Acquired(Lock),
-    /// The lock was given back, reached its `LockManagerBuilder::max_hold`, or had
+    /// The lock was given back, reached its `max_hold` (`LockManagerBuilder::max_hold`), or had
     /// expired when another session took it.
     Released(Lock),
     /// The session was idle, and the lock has expired.
