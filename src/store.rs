@@ -1,5 +1,6 @@
 //! The contract of a store, and the stores of this crate.
 
+#[cfg(feature = "_mongo")]
 #[expect(hidden_glob_reexports, reason = "the rules are not for applications")]
 pub(crate) use doclock_core::store::lock_rules;
 pub use doclock_core::store::*;

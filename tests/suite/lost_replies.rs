@@ -21,6 +21,9 @@ use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
 use crate::rig::proxy::Proxy;
 
+/// The deadline of a verb that is to miss it: long enough for its command to leave a busy machine.
+const LATE: Duration = Duration::from_secs(3);
+
 /// Repeats a verb of the store while its outcome is unknown, like the manager.
 async fn until_known<T>(mut verb: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     loop {
@@ -119,7 +122,7 @@ async fn a_release_that_never_arrived_is_sent_again() {
 /// still on its way.
 #[tokio::test]
 async fn a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session() {
-    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     let (a, alice) = (key("a"), Aid::new());
     let old = faulty.other.granted(&a, &alice).await;
     faulty.proxy.hold_request("delete");
@@ -335,9 +338,9 @@ async fn a_commit_that_never_arrived_is_sent_again() {
 /// nothing was written, and the transaction is not repeated as if nothing had been written.
 #[tokio::test]
 async fn a_save_whose_commit_is_never_confirmed_has_an_unknown_outcome() {
-    let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     put(&faulty.database, "a", "old").await;
-    let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+    let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
     // Far more than the time allows.
     for _ in 0..100 {
         faulty.proxy.drop_reply_to("commitTransaction");
@@ -421,7 +424,7 @@ async fn a_save_without_transactions_can_be_repeated() {
 /// sees that the caller no longer wants the lock.
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
-    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
@@ -437,7 +440,7 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
 /// Here the lock was granted in time, but its reply came too late.
 #[tokio::test]
 async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
-    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     faulty.proxy.hold_reply_to("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
@@ -452,7 +455,7 @@ async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
 /// In the meantime another request of the session was told of the lock and works under it.
 #[tokio::test]
 async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
-    let faulty = Faulty::with_deadline(Duration::from_secs(3)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     let alice = Aid::new();
     faulty.proxy.hold_reply_to("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &alice).await;
@@ -472,7 +475,7 @@ async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
 /// If the session already had the lock, an answer that comes too late does not give it back.
 #[tokio::test]
 async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
-    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(LATE).await;
     let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
     faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &lock.aid).await;

@@ -29,7 +29,8 @@ async fn a_claim_that_was_not_sent_is_refused_as_overloaded_and_nothing_is_ever_
     let server = Mongod::start_replica_set().await;
     let (database, sent) = rig::recorded_database(&server.uri()).await;
     let app = App::with(&database, with_deadline(Duration::from_millis(1_500))).await;
-    app.granted(&key("before"), &Aid::new()).await;
+    let patient = App::on(&database).await;
+    patient.granted(&key("before"), &Aid::new()).await;
     server.pause();
     let claim = async |n: usize| match app.try_acquire(&key(&n.to_string()), &Aid::new()).await {
         Err(LockError::Store(e)) => (n, e.kind()),
@@ -49,7 +50,7 @@ async fn a_claim_that_was_not_sent_is_refused_as_overloaded_and_nothing_is_ever_
     );
     // The others are given back.
     eventually("only the first lock is left", async || count(&database).await == 1).await;
-    app.granted(&key("after"), &Aid::new()).await;
+    patient.granted(&key("after"), &Aid::new()).await;
     app.locks.shutdown().await;
     for command in sent.lock().unwrap().iter() {
         assert!(!written(command).iter().any(|id| refused.contains(id)), "{command}");

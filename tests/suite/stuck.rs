@@ -268,11 +268,11 @@ async fn the_release_of_a_stuck_record_is_repeated_alone() {
 #[tokio::test]
 async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
-    let (app, aid) =
-        (App::with(&database, with_deadline(Duration::from_secs(2))).await, Aid::new());
+    let (patient, aid) = (App::on(&database).await, Aid::new());
+    let app = App::with(&database, with_deadline(Duration::from_secs(2))).await;
     let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();
     for key in &ids {
-        app.granted(key, &aid).await;
+        patient.granted(key, &aid).await;
     }
     let mut transaction = stuck(&database, &ids[7..8]).await;
     let left = async || lock_records(&database).count_documents(doc! {}).await.unwrap();
@@ -280,7 +280,7 @@ async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once(
         assert!(app.locks.end_session(&aid).await.is_err(), "one lock is still there");
     }
     transaction.abort_transaction().await.unwrap();
-    app.locks.end_session(&aid).await.unwrap();
+    patient.locks.end_session(&aid).await.unwrap();
     assert_eq!(left().await, 0);
 }
 
