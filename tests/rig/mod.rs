@@ -48,14 +48,12 @@ pub(crate) async fn strict_database(uri: &str) -> Database {
     Client::with_options(options).expect("valid options").database(&fresh_name())
 }
 
-/// Like [`fresh_database`], and counts the commands that are sent. A command that a busy server did not finish within its
-/// time limit is sent again, and counts once.
+/// Like [`fresh_database`], and counts the commands that are sent.
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
-    let (sent, late) = (commands.clone(), commands.clone());
-    let options = options(uri).await;
-    let sends = move |it: CommandStartedEvent| sent.push(it.request_id, it.command_name);
-    (watched_database(options, sends, move |request| late.is_late(request)), commands)
+    let sent = commands.clone();
+    let sends = move |it: CommandStartedEvent| sent.push(it.command_name);
+    (watched_database(options(uri).await, sends), commands)
 }
 
 /// Like [`counted_database`], and records the whole commands.
@@ -66,13 +64,12 @@ pub(crate) async fn recorded_database(uri: &str) -> (Database, Arc<Mutex<Vec<Doc
     let sends = move |started: CommandStartedEvent| {
         sent.lock().expect("no panic while locked").push(started.command);
     };
-    (watched_database(options, sends, |_| ()), commands)
+    (watched_database(options, sends), commands)
 }
 
 fn watched_database(
     mut options: ClientOptions,
     sends: impl Fn(CommandStartedEvent) + Send + Sync + 'static,
-    is_late: impl Fn(i32) + Send + Sync + 'static,
 ) -> Database {
     let of_manager = |it: &CommandStartedEvent| {
         it.command.get_str("find").is_ok_and(|it| it == "doclock.frozen")
@@ -82,17 +79,9 @@ fn watched_database(
         CommandEvent::Started(it) if !is_housekeeping(&it.command_name) && !of_manager(&it) => {
             sends(it);
         }
-        CommandEvent::Failed(it) if exceeded_time_limit(&it.failure) => is_late(it.request_id),
-        CommandEvent::Succeeded(it) if it.reply.contains_key("writeConcernError") => {
-            is_late(it.request_id);
-        }
         _ => {}
     }));
     Client::with_options(options).expect("valid options").database(&fresh_name())
-}
-
-fn exceeded_time_limit(error: &mongodb::error::Error) -> bool {
-    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(it) if it.code == 50)
 }
 
 /// How deep the tests go that repeat something or try random values: 1 at a commit, `DOCLOCK_DEPTH` by night.
@@ -106,34 +95,18 @@ pub(crate) fn some<T>(all: Vec<T>) -> impl Iterator<Item = T> {
     all.into_iter().step_by(step)
 }
 
-#[derive(Debug)]
-struct Sent {
-    request: i32,
-    name: String,
-    is_late: bool,
-}
-
 /// The names of the commands that a client sent, without the driver's own housekeeping.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<Vec<Sent>>>);
+pub(crate) struct Commands(Arc<Mutex<Vec<String>>>);
 
 impl Commands {
     /// The commands sent since the last call, in order.
     pub(crate) fn take(&self) -> Vec<String> {
-        let sent = mem::take(&mut *self.0.lock().expect("no panic while locked"));
-        let is_repeated =
-            |n: usize| sent[n].is_late && sent[n + 1..].iter().any(|it| it.name == sent[n].name);
-        let counted = (0..sent.len()).filter(|n| !is_repeated(*n));
-        counted.map(|n| sent[n].name.clone()).collect()
+        mem::take(&mut *self.0.lock().expect("no panic while locked"))
     }
 
-    fn push(&self, request: i32, name: String) {
-        self.0.lock().expect("no panic while locked").push(Sent { request, name, is_late: false });
-    }
-
-    fn is_late(&self, request: i32) {
-        let mut sent = self.0.lock().expect("no panic while locked");
-        sent.iter_mut().filter(|it| it.request == request).for_each(|it| it.is_late = true);
+    fn push(&self, name: String) {
+        self.0.lock().expect("no panic while locked").push(name);
     }
 }
 

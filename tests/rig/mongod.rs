@@ -212,6 +212,13 @@ impl Mongod {
         assert!(self.server().begin().await, "port {} was taken in the meantime", self.port());
     }
 
+    /// The same server, which obeys no time limit from now on.
+    async fn patient(self) -> Self {
+        let patient = doc! { "configureFailPoint": "maxTimeNeverTimeOut", "mode": "alwaysOn" };
+        self.admin(patient).await;
+        self
+    }
+
     /// From now on no majority acknowledges this command in time, twice.
     pub(crate) async fn majority_is_late_for(&self, command: &str) {
         let late =
@@ -266,10 +273,17 @@ impl Drop for Mongod {
     }
 }
 
-/// The standalone server that all tests of the process share.
+/// The standalone server that all tests of the process share. It gives no command up, as [`patient_replica_set`].
 pub(crate) async fn shared_standalone() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
-    share(&SERVER, Mongod::start_standalone).await
+    share(&SERVER, || async { Mongod::start_standalone().await.patient().await }).await
+}
+
+/// A replica set that the tests share and that gives no command up, however busy it is: for tests that count commands. A
+/// command that was given up is sent once more.
+pub(crate) async fn patient_replica_set() -> &'static Mongod {
+    static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
+    share(&SERVER, || async { Mongod::start_replica_set().await.patient().await }).await
 }
 
 /// The replica set that all tests of the process share: the one at `MONGODB_URI`, or otherwise one that

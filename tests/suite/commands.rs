@@ -14,7 +14,7 @@ use crate::rig::{self, Commands, mongod, mongod::Mongod};
 
 /// An application server on a replica set, its commands since it became ready, and its database.
 async fn on_replica_set() -> (App, Commands, Database) {
-    counted(mongod::shared_replica_set().await.uri()).await
+    counted(&mongod::patient_replica_set().await.uri()).await
 }
 
 async fn on_standalone() -> (App, Commands, Database) {
@@ -99,16 +99,6 @@ async fn a_release_is_one_command() {
         assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
         assert_eq!(commands.take(), ["delete"]);
     }
-}
-
-#[tokio::test]
-async fn a_command_that_is_repeated_because_no_majority_was_in_time_counts_once() {
-    let server = Mongod::start_replica_set().await;
-    let (app, commands, _) = counted(&server.uri()).await;
-    let lock = lock(&app, &commands, &key("a")).await;
-    server.majority_is_late_for("delete").await;
-    assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
-    assert_eq!(commands.take(), ["delete"]);
 }
 
 /// The server remembers who holds what, and forgets it when it has removed the lock itself.
@@ -294,7 +284,7 @@ async fn registering_again_asks_for_the_indexes_and_changes_nothing() {
 #[tokio::test]
 async fn inspecting_a_lock_is_one_command_and_breaking_it_five() {
     let (database, commands) =
-        rig::counted_database(mongod::shared_replica_set().await.uri()).await;
+        rig::counted_database(&mongod::patient_replica_set().await.uri()).await;
     let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
     lock(&app, &commands, &key("a")).await;
     assert!(app.locks.inspect(&key("a")).await.unwrap().is_some());

@@ -83,6 +83,24 @@ fn each_link_leads_somewhere() {
     assert!(torn.is_empty(), "{}", torn.join("\n"));
 }
 
+/// In the documentation of the crate a page is a module, so a link that is missing there leads to a file that is not.
+#[test]
+fn each_link_of_the_guide_has_an_address_on_the_documentation_of_the_crate() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let defined = |text: &str| -> BTreeSet<String> {
+        let lines = text.lines().filter(|it| it.starts_with("[page:"));
+        lines.filter_map(|it| Some(it.split_once("]: ")?.0.to_owned())).collect()
+    };
+    let addresses = defined(&fs::read_to_string(root.join("src/guide/links.md")).unwrap());
+    let mut pages: Vec<_> =
+        fs::read_dir(root.join("docs")).unwrap().map(|it| it.unwrap().path()).collect();
+    pages.retain(|it| it.extension().is_some_and(|it| it == "md"));
+    let used: BTreeSet<_> =
+        pages.iter().flat_map(|it| defined(&fs::read_to_string(it).unwrap())).collect();
+    let missing: Vec<_> = used.difference(&addresses).collect();
+    assert!(pages.len() > 10 && missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn each_limit_of_the_architecture_is_that_of_the_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

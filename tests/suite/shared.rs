@@ -63,8 +63,8 @@ async fn on(database: &Database, rules: Rules) -> MongoStore {
 }
 
 async fn counted(rules: Rules) -> (MongoStore, Commands, Database) {
-    let uri = mongod::shared_replica_set().await;
-    let (database, commands) = rig::counted_database(uri.uri()).await;
+    let server = mongod::patient_replica_set().await;
+    let (database, commands) = rig::counted_database(&server.uri()).await;
     let store = on(&database, rules).await;
     commands.take();
     (store, commands, database)

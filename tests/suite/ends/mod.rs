@@ -963,7 +963,7 @@ async fn hold_more(app: &App, database: &Database, aids: &[Aid], each: usize) {
 /// One command names at most 8 000 locks, and one end at most 1 000.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sweep_of_many_locks_names_those_of_each_session_or_counts_them() {
-    for (sessions, each) in [(90, 101), (1, 9_000)] {
+    for (sessions, each) in [(30, 101), (1, 3_000)] {
         let database = replica_set().await;
         let app = App::on(&database).await;
         let aids: Vec<_> = (0..sessions).map(|_| Aid::new()).collect();
@@ -1059,7 +1059,7 @@ async fn locks_that_were_counted_in_a_forgotten_note_are_not_counted_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_expire_together_are_all_announced_although_the_ttl_monitor_runs() {
     // With 20 000 all are announced after 39 s on two cores; the margin is 60 s.
-    const MANY: usize = 4_000;
+    const MANY: usize = 1_500;
     let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
     let server = Mongod::start_replica_set_that_is(eager).await;
     let database = fresh_database(&server.uri()).await;

@@ -196,8 +196,8 @@ async fn waiters_whose_place_is_lost_keep_their_order() {
 #[tokio::test]
 async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover() {
     const CROWD: usize = 200;
-    let server = mongod::shared_replica_set().await;
-    let (database, commands) = rig::counted_database(server.uri()).await;
+    let server = mongod::patient_replica_set().await;
+    let (database, commands) = rig::counted_database(&server.uri()).await;
     let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
     let locks = locks.await.unwrap();
     locks.register::<Counter>().await.unwrap();
