@@ -8,6 +8,7 @@ use actix_doclock::{
         Swept,
     },
 };
+use actix_web::ResponseError;
 use uuid::Uuid;
 
 use super::*;
@@ -31,6 +32,23 @@ async fn without_the_wrap_the_log_says_which_line_to_add() {
     let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
     let app = test::init_service(App::new().wrap(session).configure(routes)).await;
     Browser::new(&app).post("/note/a").await.problem(500);
+}
+
+/// The core writes the answer to an invalid key itself, because it does not know the problems of the web layer.
+#[actix_web::test]
+async fn an_invalid_key_has_the_same_answer_as_the_error_that_contains_it() {
+    let invalid = LockKey::new("note", "x".repeat(2_000)).unwrap_err();
+    let told = async |answer: HttpResponse| {
+        let headers: BTreeMap<_, _> = answer
+            .headers()
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.clone()))
+            .collect();
+        let body = to_bytes(answer.into_body()).await.unwrap();
+        (headers, serde_json::from_slice::<Value>(&body).unwrap())
+    };
+    let plain = told(invalid.error_response()).await;
+    assert_eq!(plain, told(LockError::from(invalid).error_response()).await);
 }
 
 #[actix_web::test]
