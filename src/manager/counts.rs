@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stranger_with_a_few_thousand_names_begins_nobodys_minute_anew() {
+    fn a_stranger_with_a_few_thousand_names_resets_no_count_of_another_person() {
         let asks = InAMinute::default();
         for n in 1..=30 {
             assert_eq!(asks.count("alice".to_owned()), n);

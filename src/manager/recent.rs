@@ -1,4 +1,4 @@
-//! The keys that were used recently, of any number.
+//! The keys that were used recently, out of any number.
 
 use std::{hash::Hash, mem};
 

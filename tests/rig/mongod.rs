@@ -273,14 +273,14 @@ impl Drop for Mongod {
     }
 }
 
-/// The standalone server that all tests of the process share. It gives no command up, as [`patient_replica_set`].
+/// The standalone server that all tests of the process share. It obeys no time limit, like [`patient_replica_set`].
 pub(crate) async fn shared_standalone() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
     share(&SERVER, || async { Mongod::start_standalone().await.patient().await }).await
 }
 
-/// A replica set that the tests share and that gives no command up, however busy it is: for tests that count commands. A
-/// command that was given up is sent once more.
+/// Another replica set that the tests share, for those that count commands. It obeys no time limit, so the crate repeats no
+/// command only because the machine is busy.
 pub(crate) async fn patient_replica_set() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
     share(&SERVER, || async { Mongod::start_replica_set().await.patient().await }).await

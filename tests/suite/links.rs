@@ -83,7 +83,7 @@ fn each_link_leads_somewhere() {
     assert!(torn.is_empty(), "{}", torn.join("\n"));
 }
 
-/// In the documentation of the crate a page is a module, so a link that is missing there leads to a file that is not.
+/// On docs.rs a page is a module. A link without an address there would lead to a file, and docs.rs has no files.
 #[test]
 fn each_link_of_the_guide_has_an_address_on_the_documentation_of_the_crate() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

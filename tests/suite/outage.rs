@@ -26,8 +26,8 @@ const DEADLINE: Duration = Duration::from_secs(1);
 /// driver itself notices a server that does not answer.
 const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A server that the test may break, and an application server on it that waits for [`DEADLINE`]. The other one waits
-/// long enough for what must succeed on a busy machine.
+/// A server that the test may break, and an application server on it that waits for [`DEADLINE`]. `other`
+/// waits long enough for what must succeed on a busy machine.
 struct Breakable {
     server: Mongod,
     database: Database,

@@ -22,7 +22,7 @@ use crate::rig::mongod::{self, Mongod};
 /// More than the connections of a default pool.
 const STUCK: usize = 12;
 /// More than one command writes in its time.
-const MANY: usize = 6_000;
+const MANY: usize = 12_000;
 
 /// A transaction that has touched the lock records of these documents. A server that dies between the
 /// touch and the commit of its saves leaves such a transaction behind.

@@ -963,7 +963,7 @@ async fn hold_more(app: &App, database: &Database, aids: &[Aid], each: usize) {
 /// One command names at most 8 000 locks, and one end at most 1 000.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sweep_of_many_locks_names_those_of_each_session_or_counts_them() {
-    for (sessions, each) in [(30, 101), (1, 3_000)] {
+    for (sessions, each) in [(90, 101), (1, 9_000)] {
         let database = replica_set().await;
         let app = App::on(&database).await;
         let aids: Vec<_> = (0..sessions).map(|_| Aid::new()).collect();

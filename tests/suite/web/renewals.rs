@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// More locks than one command renews in its time.
-const PEOPLE: usize = 6;
+const PEOPLE: usize = 12;
 const LOCKS: usize = 500;
-const STUCK: usize = 15;
+const STUCK: usize = 30;
 
 /// The shortest time left of the locks of this session, in milliseconds.
 async fn beat<S>(person: &Browser<'_, S>) -> u64
@@ -55,8 +55,8 @@ async fn a_heartbeat_waits_for_its_own_locks_and_for_no_stuck_lock_of_another_se
         rig::copies_of(&database, &names[0], &names[1..]).await;
         people.push(person.at(&restarted));
     }
-    let mut transaction = stuck(&database, &names(3).take(STUCK).collect::<Vec<_>>()).await;
-    let unlucky = people.remove(3);
+    let mut transaction = stuck(&database, &names(7).take(STUCK).collect::<Vec<_>>()).await;
+    let unlucky = people.remove(7);
     let waits = pin!(beat(&unlucky));
     let others = pin!(join_all(people.iter().map(beat)));
     let waits = match select(others, waits).await {
