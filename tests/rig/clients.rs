@@ -26,6 +26,18 @@ pub(crate) async fn client(uri: &str) -> Client {
     Client::with_options(options(uri).await).expect("valid options")
 }
 
+/// A client that by itself notices nothing for longer than [`BY_THE_DEADLINE`], so that only a deadline of the
+/// locks ends an operation before.
+pub(crate) async fn patient_client(uri: &str) -> Client {
+    let mut options = options(uri).await;
+    options.server_selection_timeout = Some(4 * BY_THE_DEADLINE);
+    options.connect_timeout = Some(4 * BY_THE_DEADLINE);
+    Client::with_options(options).expect("valid options")
+}
+
+/// The time that an answer by a deadline of seconds may take on a busy machine.
+pub(crate) const BY_THE_DEADLINE: Duration = Duration::from_secs(30);
+
 /// Ends a client's background work. Waits no longer than this, because after a step-down the driver's
 /// own shutdown was seen to hang forever.
 pub(crate) async fn close(client: Client) {

@@ -7,7 +7,7 @@ use mongodb::Database;
 use super::app::{App, NO_DEADLINE, with_deadline};
 use super::mongod::{self, Mongod};
 use super::proxy::Proxy;
-use super::{client, fresh_name};
+use super::{client, fresh_name, patient_client};
 
 /// An application server behind a [`Proxy`], and a way around it.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Faulty {
         let name = fresh_name();
         let database = client(&server.uri()).await.database(&name);
         let other = App::on(&database).await;
-        let through = client(&format!("{}{options}", proxy.uri())).await.database(&name);
+        let through = patient_client(&format!("{}{options}", proxy.uri())).await.database(&name);
         let app = App::with(&through, with_deadline(deadline)).await;
         Self { proxy, app, database, other }
     }

@@ -176,7 +176,7 @@ async fn the_token_of_one_lock_says_nothing_about_another() {
 
 #[tokio::test]
 async fn a_renewal_by_another_server_is_found_before_it_counts_as_lost() {
-    const SHORT: Duration = Duration::from_secs(2);
+    const SHORT: Duration = Duration::from_secs(5);
     let (app, _) = two_servers().await;
     let (app, other) = {
         let short = async || App::with(app.store.database(), |settings| settings.ttl(SHORT)).await;

@@ -22,10 +22,6 @@ use crate::rig::mongod::Mongod;
 
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// The time that an answer may take on a busy machine. It is less than the ten seconds after which the
-/// driver itself notices a server that does not answer.
-const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
-
 /// A server that the test may break, and an application server on it that waits for [`DEADLINE`]. `other`
 /// waits long enough for what must succeed on a busy machine.
 struct Breakable {
@@ -38,7 +34,7 @@ struct Breakable {
 impl Breakable {
     async fn start() -> Self {
         let server = Mongod::start_replica_set().await;
-        let database = rig::fresh_database(&server.uri()).await;
+        let database = rig::patient_client(&server.uri()).await.database(&rig::fresh_name());
         let app = App::with(&database, with_deadline(DEADLINE)).await;
         let other = App::on(&database).await;
         Self { server, database, app, other }
@@ -52,7 +48,7 @@ async fn unknown_in_time<T: std::fmt::Debug>(
 ) {
     let began = Instant::now();
     let outcome = operation.await;
-    assert!(began.elapsed() < BY_THE_DEADLINE, "{verb} took {:?}", began.elapsed());
+    assert!(began.elapsed() < rig::BY_THE_DEADLINE, "{verb} took {:?}", began.elapsed());
     assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable, "{verb}");
 }
 

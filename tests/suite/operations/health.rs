@@ -15,12 +15,9 @@ use serde_json::{Value, json};
 use crate::rig::app::{App, NO_DEADLINE, WorkItem, eventually, key, lock_records, with_deadline};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
-use crate::rig::{client, fresh_database, fresh_name};
+use crate::rig::{BY_THE_DEADLINE, client, fresh_database, fresh_name, patient_client};
 
 const DEADLINE: Duration = Duration::from_secs(1);
-/// The time that an answer may take on a busy machine. It is less than the ten seconds after which the
-/// driver itself notices a server that does not answer.
-const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
 /// So often that the reaper is seen at work.
 const OFTEN: Duration = Duration::from_millis(50);
 
@@ -108,7 +105,7 @@ async fn the_report_is_stable_json() {
 /// A server that the test may break.
 async fn breakable() -> (Mongod, Database, LockManager) {
     let server = Mongod::start_replica_set().await;
-    let database = fresh_database(&server.uri()).await;
+    let database = patient_client(&server.uri()).await.database(&fresh_name());
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     (server, database, app.locks)
 }

@@ -98,7 +98,7 @@ async fn after_a_holder_is_killed_the_next_waiter_is_in_as_soon_as_the_lock_has_
     let late = date(&new, "since").timestamp_millis() - ended;
     eprintln!("in {late} ms after the lock of a killed process had expired, by {asked} attempts");
     assert!(late >= 0, "{late} ms before it had expired");
-    assert!(late < 10_000, "{late} ms");
+    assert!(late < 30_000, "{late} ms");
     assert!(asked <= 10, "{asked} attempts: that is a loop");
 }
 

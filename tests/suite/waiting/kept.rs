@@ -181,13 +181,13 @@ async fn a_guard_with_a_max_hold_below_its_ttl_is_not_lost_early() {
 async fn a_stuck_renewal_holds_up_no_others() {
     let faulty = Faulty::new().await;
     let locks = &faulty.app.locks;
-    let (short, long) = (Duration::from_secs(5), Duration::from_secs(15));
+    let (short, long) = (Duration::from_secs(10), Duration::from_secs(30));
     let long = locks.job("long").ttl(long).acquire(&key("long"), Wait::no()).await.unwrap();
     faulty.proxy.hold_reply_to("update");
-    // Only the guard with the long ttl is renewed now; its renewal is due in 5 s.
+    // Only the guard with the long ttl is renewed now; its renewal is due in 10 s.
     faulty.proxy.until_fired(1).await;
     let short = locks.job("short").ttl(short).acquire(&key("short"), Wait::no()).await.unwrap();
-    assert!(timeout(Duration::from_secs(6), short.lost()).await.is_err(), "it is renewed");
+    assert!(timeout(Duration::from_secs(11), short.lost()).await.is_err(), "it is renewed");
     faulty.proxy.let_go();
     drop(long);
 }

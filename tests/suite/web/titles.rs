@@ -160,10 +160,12 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     log_lines();
     let began = Arc::new(AtomicUsize::new(0));
     let asked = began.clone();
+    let (answers, does_answer) = tokio::sync::watch::channel(false);
     let locks = described(move |keys| {
         asked.fetch_add(1, SeqCst);
+        let mut does_answer = does_answer.clone();
         async move {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            does_answer.wait_for(|it| *it).await.unwrap();
             titled(&keys, "Audited \"\u{202e}X\"")
         }
     })
@@ -172,10 +174,10 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     let granted = locks.lock_for_session(&key("a"), &aid, &holder).await.unwrap();
     let actix_doclock::TryAcquire::Granted(lock) = granted else { panic!("{granted:?}") };
     let root = Actor::new("root").with_role("chief");
-    let before = Instant::now();
     let broken = locks.break_lock(&lock, &root, "why\n").await.unwrap();
     assert_eq!(broken, Released::Released);
-    assert!(before.elapsed() < Duration::from_millis(300) && !logged("Audited"));
+    assert!(!logged("Audited"), "nobody knows the title yet");
+    answers.send_replace(true);
     // The line is not lost if the server stops now.
     locks.shutdown().await;
     let line = r#"the lock on note/"a" ("Audited \"\u{202e}X\" a") was broken by "root"; reason: "why\n"; it was held by "alice""#;
@@ -273,7 +275,7 @@ async fn a_describe_that_blocks_its_thread_delays_nobody_for_longer_than_its_lim
     let began = Instant::now();
     assert_eq!(title(&locks, "a").await, None);
     assert!(began.elapsed() >= Duration::from_millis(1_900));
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
     drop(sender);
     thread::yield_now();
 }

@@ -6,13 +6,11 @@ use super::*;
 use crate::rig::proxy::Proxy;
 
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Less than the ten seconds after which the driver itself notices a server that does not answer.
-const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
 
 async fn fails_in_time<T, E>(verb: &str, operation: impl Future<Output = Result<T, E>>) {
     let began = Instant::now();
     assert!(operation.await.is_err(), "{verb}");
-    assert!(began.elapsed() < BY_THE_DEADLINE, "{verb} took {:?}", began.elapsed());
+    assert!(began.elapsed() < rig::BY_THE_DEADLINE, "{verb} took {:?}", began.elapsed());
 }
 
 #[actix_web::test]
@@ -23,7 +21,7 @@ async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards()
     // Prepares the collections without a tight deadline.
     let unhurried = Server::on(&database).await;
     let proxy = Proxy::start(mongod.port());
-    let through = rig::client(&proxy.uri()).await.database(database.name());
+    let through = rig::patient_client(&proxy.uri()).await.database(database.name());
     let hasty = |locks: LockManagerBuilder| locks.deadline(DEADLINE);
     let sessions = |sessions: MongoSessionStoreBuilder| sessions.deadline(DEADLINE);
     let server = Server::with(&through, hasty, sessions).await;
@@ -48,7 +46,7 @@ async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards()
         fails_in_time("revoke_all_of", store.revoke_all_of("carol")),
         fails_in_time("sweep", store.sweep()),
     );
-    assert!(began.elapsed() < BY_THE_DEADLINE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < rig::BY_THE_DEADLINE, "{:?}", began.elapsed());
     for answer in [loads, creates] {
         assert_eq!(answer.problem(503)["code"], "store_unavailable");
         assert!(answer.header("retry-after").is_some());
@@ -68,7 +66,7 @@ async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards()
 async fn a_session_whose_saving_was_answered_late_is_saved_once() {
     let mongod = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(mongod.port());
-    let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
+    let through = rig::patient_client(&proxy.uri()).await.database(&rig::fresh_name());
     let server = Server::on(&through).await;
     for _ in 0..3 {
         proxy.drop_reply_to("update");
@@ -85,7 +83,7 @@ async fn a_session_whose_saving_was_answered_late_is_saved_once() {
 async fn an_end_is_announced_after_the_database_is_back() {
     let mongod = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(mongod.port());
-    let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
+    let through = rig::patient_client(&proxy.uri()).await.database(&rig::fresh_name());
     const OFTEN: Duration = Duration::from_millis(20);
     let settings = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN).deadline(DEADLINE);
     let sessions =
