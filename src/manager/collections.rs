@@ -20,7 +20,7 @@ use crate::{
     freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
-        Parts, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses, verbs::Verbs,
+        Core, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses, verbs::Verbs,
     },
     store::{Ability, Pattern, Rules},
 };
@@ -434,15 +434,15 @@ impl Collections {
 }
 
 /// Looks for collections that other servers have prepared, until the manager is gone.
-pub(super) async fn follow(manager: Weak<Parts>) {
+pub(super) async fn follow(manager: Weak<Core>) {
     let mut pauses = Pauses::new("looking for collections", LOOK);
-    while let Some(parts) = manager.upgrade() {
-        let looked = parts.collections.look_for_collections(LOOK / 2, parts.verbs.until());
+    while let Some(core) = manager.upgrade() {
+        let looked = core.collections.look_for_collections(LOOK / 2, core.verbs.until());
         let pause = match looked.await {
             Ok(()) => pauses.after_success(Some(LOOK)),
             Err(e) => pauses.after_failure(&e).min(LOOK),
         };
-        drop(parts);
+        drop(core);
         sleep(pause).await;
     }
 }

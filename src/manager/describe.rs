@@ -25,7 +25,7 @@ use crate::{
     error::BoxError,
     key::LockKey,
     manager::{
-        Parts,
+        Core,
         one_at_a_time::{Turn, Turns},
     },
 };
@@ -127,7 +127,7 @@ impl Descriptions {
         person: Option<&Actor>,
         asker: Option<&Person>,
         keys: &[LockKey],
-        parts: &Arc<Parts>,
+        core: &Arc<Core>,
     ) -> Vec<(LockKey, Call)> {
         let person = person.filter(|_| self.describe.is_personal).cloned();
         let (mut calls, mut unknown) = (Vec::new(), Vec::new());
@@ -141,11 +141,11 @@ impl Descriptions {
             }
         }
         for keys in unknown.chunks(MAX_KEYS) {
-            let (this, parts) = (Arc::clone(self), Arc::clone(parts));
+            let (this, core) = (Arc::clone(self), Arc::clone(core));
             let (of_person, asked) = (person.clone(), keys.to_vec());
             let turn = asker.and_then(|it| self.of_person.join(it.clone(), usize::MAX));
-            let runtime = parts.verbs.runner.runtime().clone();
-            let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &parts).await });
+            let runtime = core.verbs.runner.runtime().clone();
+            let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &core).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
             // Drives the call to its end, even if every caller has left. Then drops old answers.
             let (this, ended) = (Arc::clone(self), call.clone());
@@ -168,7 +168,7 @@ impl Descriptions {
         own_turn: Option<impl Future<Output = Option<Turn>>>,
         person: Option<Actor>,
         keys: Vec<LockKey>,
-        parts: &Parts,
+        core: &Core,
     ) -> Option<Arc<Titles>> {
         let turns = async {
             let own = match own_turn {
@@ -186,7 +186,7 @@ impl Descriptions {
             Err(why) => {
                 // The function usually needs the same database, so in an outage its failure says nothing about the
                 // function.
-                let is_outage = parts.freezes.ask(clock::now() + LIMIT).await.is_err();
+                let is_outage = core.freezes.ask(clock::now() + LIMIT).await.is_err();
                 self.failed(&keys, &why, is_outage);
                 None
             }
@@ -266,7 +266,7 @@ impl Descriptions {
     }
 }
 
-impl Parts {
+impl Core {
     /// The titles and links of these documents that the application gives for this person. Never fails, and answers
     /// within 2 s: a document without a title is left out. The calls for one `asker` take turns.
     pub(crate) async fn descriptions_for(

@@ -19,7 +19,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::{Parts, activity::Activity, observe::Losses, store_time::StoreTime, wait::Queues},
+    manager::{Core, activity::Activity, observe::Losses, store_time::StoreTime, wait::Queues},
     random::HashMap,
     store::{Acquisition, Active},
 };
@@ -27,8 +27,8 @@ use crate::{
 /// How long before the lock expires the server is asked, at most: another server may have renewed the lock.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
 
-/// The parts that live on news of locks.
-pub(super) struct Seen {
+/// What this process believes about locks and sessions: the news in the answers of the store changes it.
+pub(super) struct Beliefs {
     pub(super) activity: Activity,
     pub(super) watched: Watched,
     pub(super) queues: Arc<Queues>,
@@ -36,7 +36,7 @@ pub(super) struct Seen {
     pub(super) time: Arc<StoreTime>,
 }
 
-impl Seen {
+impl Beliefs {
     /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.watched.saw(lock, asked);
@@ -309,18 +309,18 @@ async fn has_passed(until: Instant) {
     poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
-impl Parts {
+impl Core {
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
     pub(crate) fn lost(self: &Arc<Self>, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
-        let (parts, lock) = (Arc::clone(self), lock.clone());
+        let (core, lock) = (Arc::clone(self), lock.clone());
         // Watches from now on, not from the first poll.
-        let watch = lock.token.map(|token| parts.seen.watched.watch(&lock, token));
-        let mut standstills = self.seen.time.standstills();
+        let watch = lock.token.map(|token| core.beliefs.watched.watch(&lock, token));
+        let mut standstills = self.beliefs.time.standstills();
         async move {
             // A lock of a foreign program has no token, and this process does not hold it.
             let Some(mut watch) = watch else { return };
             // It may have been released before this call.
-            let mut ask_now = !parts.seen.watched.is_guarded(watch.token);
+            let mut ask_now = !core.beliefs.watched.is_guarded(watch.token);
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
                 let left = until.saturating_duration_since(clock::now());
@@ -339,7 +339,7 @@ impl Parts {
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),
-                        parts.reads.inspect(&lock.key, Some(&lock.aid), parts.verbs.until()),
+                        core.reads.inspect(&lock.key, Some(&lock.aid), core.verbs.until()),
                     )
                     .await;
                     sleep_until(until.into()).await;

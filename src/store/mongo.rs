@@ -36,7 +36,7 @@ macro_rules! verbs {
 
 use self::{
     absent::Absent,
-    acquire::Seen,
+    acquire::RecordHints,
     admission::{Admission, Shared},
     collection::primary,
     error::{Doing, Result, failure},
@@ -159,7 +159,7 @@ struct Prepared {
     rules: Rules,
     /// True if this program only looks at the locks, so that nobody has told it the rules.
     is_attached: bool,
-    seen: Seen,
+    hints: RecordHints,
     admission: Admission,
     groups: Groups,
     absent: Absent,

@@ -89,19 +89,19 @@ pub(super) async fn stream(
     permissions.check_any()?;
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
-    let parts = &locks.manager.parts;
-    let admitted = parts.event_streams.admit(locks.address, locks.counts_as());
+    let core = &locks.manager.core;
+    let admitted = core.event_streams.admit(locks.address, locks.counts_as());
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
             .retry_after(TRY_AGAIN_AFTER)
     })?;
-    parts.collections.all_collections(locks.begin()).await;
+    core.collections.all_collections(locks.begin()).await;
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').filter_map(|name| locks.key_named(name)).collect());
     let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
-    let end = locks.aid().map(|aid| parts.end_of(&aid));
+    let end = locks.aid().map(|aid| core.end_of(&aid));
     let listener = Listener {
         events: locks.manager.events(),
         aid: locks.aid(),
@@ -221,7 +221,7 @@ impl Listener {
             return json!(AskEvent { key, whose, ask });
         }
         let Some(lock) = event.lock() else {
-            return json!({ "told": self.permissions.manager.parts.is_told_of_events() });
+            return json!({ "told": self.permissions.manager.core.is_told_of_events() });
         };
         let mut data = json!({
             "key": lock.key.to_string(),

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     ended::SessionEnded,
     error::{BoxError, Result},
-    manager::{Parts, pauses::Pauses},
+    manager::{Core, pauses::Pauses},
     random,
     store::{News, NewsId, Outbox, Settled},
     takeover::Takeover,
@@ -112,15 +112,14 @@ struct Announcer {
 
 impl Announcer {
     /// Announces some of the waiting news. True if there was any.
-    async fn announce_some(&mut self, parts: &Arc<Parts>) -> Result<bool> {
+    async fn announce_some(&mut self, core: &Arc<Core>) -> Result<bool> {
         let (worker, limit) = (self.worker, self.limit);
         if !self.told.is_empty() {
-            note(parts, worker, self.told.clone()).await?;
+            note(core, worker, self.told.clone()).await?;
             self.told.clear();
         }
-        let args =
-            (parts.collections.names(), self.listener.outbox, worker, limit + TIME_TO_SAY_SO);
-        let taken = parts.verbs.ask("take_news", args, |store, (all, outbox, by, lease), until| {
+        let args = (core.collections.names(), self.listener.outbox, worker, limit + TIME_TO_SAY_SO);
+        let taken = core.verbs.ask("take_news", args, |store, (all, outbox, by, lease), until| {
             store.take_news(outbox(all), *by, *lease, AT_ONCE, until)
         });
         let taken = taken.await?;
@@ -129,8 +128,8 @@ impl Announcer {
         }
         self.told = taken.iter().map(id).collect();
         // All news that was taken is announced, even if this future is dropped.
-        let (own, listener, told) = (Arc::clone(parts), self.listener.clone(), self.told.clone());
-        let called = parts.verbs.runner.spawn(&TaskTracker::new(), async move {
+        let (own, listener, told) = (Arc::clone(core), self.listener.clone(), self.told.clone());
+        let called = core.verbs.runner.spawn(&TaskTracker::new(), async move {
             join_all(taken.iter().map(|news| listener.call(news, limit))).await;
             note(&own, worker, told).await
         });
@@ -143,8 +142,8 @@ impl Announcer {
 }
 
 /// Records that the listener was called.
-async fn note(parts: &Parts, worker: Uuid, told: Vec<NewsId>) -> Result<()> {
-    let noted = parts.verbs.ask("settle_news", (worker, told), |store, (worker, told), until| {
+async fn note(core: &Core, worker: Uuid, told: Vec<NewsId>) -> Result<()> {
+    let noted = core.verbs.ask("settle_news", (worker, told), |store, (worker, told), until| {
         store.settle_news(told, *worker, Settled::Told, until)
     });
     noted.await
@@ -158,15 +157,15 @@ fn id(news: &News) -> NewsId {
 }
 
 /// Calls the listener until the manager is gone.
-pub(in crate::manager) async fn run(manager: Weak<Parts>, listener: Listener, limit: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Core>, listener: Listener, limit: Duration) {
     let mut pauses = Pauses::new(listener.task, FIRST_PAUSE);
     let mut announcer = Announcer { listener, limit, worker: random::uuid(), told: Vec::new() };
-    while let Some(parts) = manager.upgrade() {
-        let verbs = Arc::clone(&parts.verbs);
+    while let Some(core) = manager.upgrade() {
+        let verbs = Arc::clone(&core.verbs);
         // News that comes from now on is not missed.
         let news = verbs.news.notified();
-        let outcome = announcer.announce_some(&parts).await;
-        drop(parts);
+        let outcome = announcer.announce_some(&core).await;
+        drop(core);
         match outcome {
             Ok(true) => drop(pauses.after_success(None)),
             Ok(false) => news.await,

@@ -130,7 +130,7 @@ impl Sessions {
                 }
                 if session.has_failed {
                     failed += 1;
-                    self.seen.activity.forget(&aid);
+                    self.beliefs.activity.forget(&aid);
                 }
                 waiting.remove(&aid);
             }

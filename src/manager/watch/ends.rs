@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock,
     lock::Aid,
-    manager::{Parts, pauses::jittered},
+    manager::{Core, pauses::jittered},
     random::HashMap,
 };
 
@@ -50,7 +50,7 @@ struct ServedSession {
 pub(crate) struct EndOf {
     aid: Aid,
     ended: CancellationToken,
-    parts: Arc<Parts>,
+    core: Arc<Core>,
 }
 
 impl EndOf {
@@ -73,7 +73,7 @@ pub(crate) async fn came(end: Option<&EndOf>) {
 
 impl Drop for EndOf {
     fn drop(&mut self) {
-        let sessions = &mut self.parts.served.0.lock().sessions;
+        let sessions = &mut self.core.served.0.lock().sessions;
         // A session that has ended was forgotten, and another one may have come back under its name.
         if let Some(session) = sessions.get_mut(&self.aid).filter(|_| !self.has_come()) {
             session.users -= 1;
@@ -100,7 +100,7 @@ impl Served {
     }
 }
 
-impl Parts {
+impl Core {
     /// Tells within about a second that this session has ended.
     pub(crate) fn end_of(self: &Arc<Self>, aid: &Aid) -> EndOf {
         let mut state = self.served.0.lock();
@@ -116,7 +116,7 @@ impl Parts {
         if !has_task {
             self.supervise("ends of sessions", |_| {}, look);
         }
-        EndOf { aid: aid.clone(), ended, parts: Arc::clone(self) }
+        EndOf { aid: aid.clone(), ended, core: Arc::clone(self) }
     }
 
     async fn look_for_ends(&self) {
@@ -147,13 +147,13 @@ impl Parts {
 }
 
 /// Looks as long as a session is served.
-async fn look(manager: Weak<Parts>) {
+async fn look(manager: Weak<Core>) {
     loop {
         sleep(jittered(LOOK)).await;
-        let Some(parts) = manager.upgrade() else { return };
-        if parts.served.is_idle() {
+        let Some(core) = manager.upgrade() else { return };
+        if core.served.is_idle() {
             return;
         }
-        parts.look_for_ends().await;
+        core.look_for_ends().await;
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     event::LockEvent,
     manager::{
-        Parts,
+        Core,
         pauses::jittered,
         watch::changes::{KEEP, Wakeup},
     },
@@ -110,14 +110,14 @@ impl LockEvents {
 
 impl LockEvents {
     /// The events from now on.
-    pub(in crate::manager) fn of(parts: &Arc<Parts>) -> Self {
-        let receiver = parts.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
-        parts.follow_all();
+    pub(in crate::manager) fn of(core: &Arc<Core>) -> Self {
+        let receiver = core.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
+        core.follow_all();
         Self { receiver, is_new: true }
     }
 }
 
-impl Parts {
+impl Core {
     /// Watches all registered collections, if there are subscribers.
     pub(in crate::manager) fn follow_all(self: &Arc<Self>) {
         let names = self.collections.names();
@@ -128,7 +128,7 @@ impl Parts {
         for collection in names {
             if state.followed.insert(collection) {
                 // The subscribers are told when the task works again.
-                self.supervise("events", |_| {}, move |parts| follow(parts, collection));
+                self.supervise("events", |_| {}, move |core| follow(core, collection));
             }
         }
     }
@@ -145,7 +145,7 @@ impl Parts {
 /// The subscribers are asked to [resync](LockEvent::Resync) when the changes begin to be told, when
 /// polling begins, and whenever some changes were not seen. During an outage they are not asked, because
 /// all of them would then ask in vain.
-async fn follow(manager: Weak<Parts>, collection: &'static str) {
+async fn follow(manager: Weak<Core>, collection: &'static str) {
     let Some(mut changes) = manager.upgrade().and_then(|now| now.changes(collection)) else {
         return;
     };
@@ -188,7 +188,7 @@ async fn follow(manager: Weak<Parts>, collection: &'static str) {
 }
 
 /// Tells each change, until a change was missed or could not be read, or until there are no subscribers.
-async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<Change>) {
+async fn tell(manager: &Weak<Core>, known: &mut Known, changes: &mut Receiver<Change>) {
     loop {
         let change = timeout(KEEP, changes.recv()).await;
         let Some(now) = manager.upgrade() else { return };

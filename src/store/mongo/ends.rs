@@ -214,7 +214,7 @@ impl Ends<'_> {
         // Nobody needs to look whether these documents are still locked.
         for key in &released {
             if let Ok(at) = self.store.call(key.collection(), self.until) {
-                at.seen.gone(key.id());
+                at.hints.gone(key.id());
             }
         }
         let more = all.saturating_sub(released.len());

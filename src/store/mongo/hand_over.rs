@@ -29,7 +29,7 @@ impl Call<'_> {
         });
         let handed = handed.await?;
         if let HandedOver::To(lock) = &handed.0 {
-            self.seen.there(from.key.id(), Some(&lock.aid));
+            self.hints.there(from.key.id(), Some(&lock.aid));
         }
         Ok(match handed {
             // An earlier attempt was written, and only its majority was late.

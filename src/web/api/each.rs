@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Body, MineBody, bad_request, by_name, problem, read, take};
+use super::{Body, OwnLockBody, bad_request, by_name, problem, read, take};
 use crate::{
     key::LockKey,
     lock::Mode,
@@ -31,7 +31,7 @@ struct EachBody {
 
 #[derive(Serialize)]
 pub(super) struct EachAnswer {
-    held: Vec<MineBody>,
+    held: Vec<OwnLockBody>,
     /// A problem for each document that was not locked, with its `key`.
     refused: Vec<Value>,
 }
@@ -67,8 +67,8 @@ pub(super) async fn acquire(
     let mut held = Vec::new();
     for key in wanted {
         let error = match taken.remove(&key) {
-            Some(Ok(mine)) => {
-                held.push(MineBody::of(&mine.lock, locks));
+            Some(Ok(own)) => {
+                held.push(OwnLockBody::of(&own.lock, locks));
                 continue;
             }
             Some(Err(error)) => error,
