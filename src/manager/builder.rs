@@ -235,7 +235,7 @@ impl LockManagerBuilder {
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.listeners.taken = Some(Listener::of_takeovers(listener));
+        self.listeners.takeovers = Some(Listener::of_takeovers(listener));
         self
     }
 
@@ -503,8 +503,8 @@ impl LockManagerBuilder {
             core.sweeps.by(core.supervise("reaper", |_| {}, run));
             core.supervise("note of this server", |_| {}, fleet::follow);
         }
-        let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
-        for (task, listener) in [("listener", ended), ("listener for taken locks", taken)] {
+        let (Listeners { ended, takeovers }, limit) = (self.listeners, self.listener_timeout);
+        for (task, listener) in [("listener", ended), ("listener for taken locks", takeovers)] {
             let Some(listener) = listener else { continue };
             let run = move |core| listener::run(core, listener.clone(), limit);
             core.supervise(task, |_| {}, run);

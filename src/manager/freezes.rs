@@ -193,7 +193,11 @@ impl Freezes {
     }
 
     /// Gives a fresh lock back if its collection was frozen in the meantime.
-    pub(super) async fn refuse(&self, fresh: Provisional, until: Instant) -> Result<Provisional> {
+    pub(super) async fn keep_unless_frozen(
+        &self,
+        fresh: Provisional,
+        until: Instant,
+    ) -> Result<Provisional> {
         match self.check(&fresh.lock.key, Some(fresh.lock.since), until).await {
             Ok(()) => Ok(fresh),
             Err(refused) => {

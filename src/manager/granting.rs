@@ -24,7 +24,7 @@ use crate::{
         observe,
         reads::Reads,
         verbs::{self, Verbs},
-        wait::{InTurn, Needs, Together},
+        wait::{ForWaiters, InTurn, Together},
         watch::changes::{Wakeup, poll_pause},
         watched::Beliefs,
     },
@@ -100,7 +100,7 @@ impl Core {
     }
 }
 
-impl Needs for Arc<Core> {
+impl ForWaiters for Arc<Core> {
     async fn claim(
         &self,
         wanted: &Wanted,
@@ -114,7 +114,7 @@ impl Needs for Arc<Core> {
         self.granting.claim(label, &wanted.key, claim, order, scope, until).await
     }
 
-    async fn look(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<Option<Lock>> {
+    async fn live_lock(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<Option<Lock>> {
         self.reads.inspect(key, Some(aid), until).await
     }
 
@@ -171,7 +171,7 @@ impl Granting {
         let held = self.held_in_a_freeze(key, &claim, until).await?;
         match self.claim_at_once(key, claim, order, scope, until).await? {
             Acquired::Granted(fresh) => {
-                Ok(Acquired::Granted(self.freezes.refuse(fresh, until).await?))
+                Ok(Acquired::Granted(self.freezes.keep_unless_frozen(fresh, until).await?))
             }
             // Perhaps the grant of another request, which the freeze takes back at this moment.
             Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
@@ -277,7 +277,7 @@ impl Granting {
     }
 
     /// How many locks a web session may have beside those that it has.
-    pub(crate) async fn room(&self, aid: &Aid, until: Instant) -> Result<usize> {
+    pub(crate) async fn locks_left(&self, aid: &Aid, until: Instant) -> Result<usize> {
         Ok(self.max_locks.saturating_sub(self.count(aid, until).await?.len()))
     }
 
@@ -286,9 +286,14 @@ impl Granting {
     ///
     /// # Errors
     /// [`LockError::TooManyLocks`], unless the session has this lock already, or somebody else has it.
-    pub(crate) async fn may_ask(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<()> {
+    pub(crate) async fn check_limit_before(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<()> {
         if self.beliefs.activity.believed(aid) < self.max_locks
-            || self.room(aid, until).await? > 0
+            || self.locks_left(aid, until).await? > 0
             || self.reads.inspect(key, Some(aid), until).await?.is_some()
         {
             return Ok(());
@@ -304,7 +309,12 @@ impl Granting {
     /// the last place. A lock that is not fresh is one of another request, which counts for itself.
     ///
     /// Asks the store only if the session may be close to the limit.
-    pub(crate) async fn may_keep(&self, lock: &Lock, is_fresh: bool, until: Instant) -> Result<()> {
+    pub(crate) async fn check_limit_after(
+        &self,
+        lock: &Lock,
+        is_fresh: bool,
+        until: Instant,
+    ) -> Result<()> {
         let limit = self.max_locks;
         if !self.beliefs.activity.granted(&lock.aid, limit) {
             return Ok(());
@@ -340,10 +350,10 @@ impl Granting {
 
     /// Confirms by one read the lock that this request wants and its session holds. `None` also if the record must
     /// change: the lease is about to expire, or the lock belongs to another tab, to another load of the page or to
-    /// another name of the holder, or the page comes back within its grace period, or no second request was told of
+    /// another name of the holder, or the page comes back within its grace period, or no second request has joined
     /// the lock yet.
     ///
-    /// Costs nothing if the session was not [told](Self::told) of the lock on this server.
+    /// Costs nothing unless a second request has [joined](Self::joined) the lock on this server.
     ///
     /// # Errors
     /// The errors of the store.
@@ -354,7 +364,7 @@ impl Granting {
         until: Instant,
     ) -> Result<Option<Confirmed>> {
         let Wanted { key, aid, .. } = wanted;
-        if !self.beliefs.activity.was_told(aid, key) {
+        if !self.beliefs.activity.was_joined(aid, key) {
             return Ok(None);
         }
         let timer = observe::Timer::start(self.collections.label(key), wanted.mode);
@@ -366,9 +376,9 @@ impl Granting {
         Ok(Some(confirmed))
     }
 
-    /// Another request than the one that took this lock was told of it, and the record says so.
-    pub(crate) fn told(&self, lock: &Lock) {
-        self.beliefs.activity.told(&lock.aid, &lock.key);
+    /// Another request than the one that took this lock has joined it, and the record says so.
+    pub(crate) fn joined(&self, lock: &Lock) {
+        self.beliefs.activity.joined(&lock.aid, &lock.key);
     }
 
     /// The client of this session has shown that it believed in this acquisition, which is gone.

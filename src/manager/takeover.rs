@@ -179,7 +179,7 @@ impl Core {
         };
         let fresh = self.verbs.complete("take_over", until, scope, take).await?;
         match fresh {
-            Some(fresh) if is_new => Ok(Some(self.freezes.refuse(fresh, until).await?)),
+            Some(fresh) if is_new => Ok(Some(self.freezes.keep_unless_frozen(fresh, until).await?)),
             fresh => Ok(fresh),
         }
     }

@@ -303,7 +303,7 @@ async fn take(
 /// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person
 /// may take the lock over, or ask for it.
 fn problem(locks: &RequestLocks, error: LockError) -> Problem {
-    let told = match &error {
+    let offers = match &error {
         LockError::Held(lock) => Some((
             lock.key.to_string(),
             locks.may_take_over(lock),
@@ -313,7 +313,7 @@ fn problem(locks: &RequestLocks, error: LockError) -> Problem {
         _ => None,
     };
     let problem = Problem::from(error);
-    match told {
+    match offers {
         Some((key, may_take_over, may_ask)) => {
             problem.with("key", key).with("may_take_over", may_take_over).with("may_ask", may_ask)
         }

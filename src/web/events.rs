@@ -52,7 +52,7 @@ const LIFE_WITHOUT_SESSION: Duration = Duration::from_secs(60);
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
-pub(super) struct Asked {
+pub(super) struct StreamQuery {
     /// An `EventSource` cannot set headers.
     tab: Option<String>,
     /// The documents to report, separated by commas; otherwise all.
@@ -77,18 +77,18 @@ struct Listener {
     permissions: Permissions,
     end: Option<EndOf>,
     has_ended: bool,
-    until: Instant,
+    ends_at: Instant,
     _admitted: Admitted,
 }
 
 pub(super) async fn stream(
     Locks(locks): Locks,
-    asked: Result<Query<Asked>, actix_web::Error>,
+    query: Result<Query<StreamQuery>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.permissions();
     permissions.check_any()?;
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
-    let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
+    let StreamQuery { tab, keys } = query.map_err(malformed)?.into_inner();
     let core = &locks.manager.core;
     let admitted = core.event_streams.admit(locks.address, locks.counts_as());
     let admitted = admitted.ok_or_else(|| {
@@ -108,7 +108,7 @@ pub(super) async fn stream(
         tab,
         keys,
         permissions,
-        until: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
+        ends_at: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
         end,
         has_ended: false,
         _admitted: admitted,
@@ -133,22 +133,22 @@ impl Listener {
         // However many events come of which this receiver is not told.
         let beat_at = clock::now() + BEAT;
         loop {
-            if clock::now() >= self.until {
+            if clock::now() >= self.ends_at {
                 return None;
             }
-            let beat = beat_at.min(self.until).saturating_duration_since(clock::now());
+            let beat = beat_at.min(self.ends_at).saturating_duration_since(clock::now());
             let next = tokio::select! {
                 biased;
                 () = came(self.end.as_ref()), if !self.has_ended => {
                     self.has_ended = true;
-                    self.until = clock::now() + FAREWELL;
+                    self.ends_at = clock::now() + FAREWELL;
                     continue;
                 }
                 next = timeout(beat, self.events.next()) => next,
             };
             let first = match next {
                 Ok(event) => event?,
-                Err(_) if clock::now() >= self.until => return None,
+                Err(_) if clock::now() >= self.ends_at => return None,
                 Err(_) => return Some(BEAT_MESSAGE.to_owned()),
             };
             let mut events = vec![first];
@@ -239,10 +239,10 @@ impl Listener {
             data["state"] = "free".into();
             data["was"] = whose.into();
         }
-        if let LockEvent::Broken(_, taken) = &**event {
-            data["by"] = taken.by.as_str().into();
+        if let LockEvent::Broken(_, taken_by) = &**event {
+            data["by"] = taken_by.by.as_str().into();
             if self.permissions.sees_all() || self.aid.as_ref() == Some(&lock.aid) {
-                data["reason"] = taken.reason.as_str().into();
+                data["reason"] = taken_by.reason.as_str().into();
             }
         }
         data

@@ -113,12 +113,12 @@ impl SessionLocks {
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let taken = self.take(&key, Terms::exclusive(Wait::no())).await;
-        if let Err(LockError::Held(_)) = &taken {
+        let attempt = self.take(&key, Terms::exclusive(Wait::no())).await;
+        if let Err(LockError::Held(_)) = &attempt {
             // Not everybody may learn the name of its creator either.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let (own, until) = (taken?, self.locks.begin());
+        let (own, until) = (attempt?, self.locks.begin());
         match self.locks.manager.core.saves.create(&own.held, &document, until).await {
             Ok(original) => Ok(LockedDoc::new(own, (document, original), self.locks.clone())),
             Err(error) => {
@@ -255,7 +255,7 @@ impl SessionLocks {
         let mut all = Vec::new();
         for key in keys {
             match take(key, wait.since(began)).await {
-                Ok(taken) => all.push(taken),
+                Ok(held) => all.push(held),
                 Err(e) => {
                     for own in all.iter().rev().map(own).filter(|own| own.is_fresh()) {
                         self.locks.release(own, self.locks.begin()).await?;

@@ -55,12 +55,12 @@ impl Panics {
     }
 
     pub(in crate::manager) fn all(&self) -> BTreeMap<&'static str, TaskPanics> {
-        let told = |(count, at, message): &(u32, Instant, String)| TaskPanics {
+        let report = |(count, at, message): &(u32, Instant, String)| TaskPanics {
             count: *count,
             last: clock::since(*at),
             message: message.clone(),
         };
-        self.0.lock().iter().map(|(task, panics)| (*task, told(panics))).collect()
+        self.0.lock().iter().map(|(task, panics)| (*task, report(panics))).collect()
     }
 }
 
@@ -141,12 +141,12 @@ mod tests {
         let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
         let (starts, noticed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let runs = Arc::new(Semaphore::new(0));
-        let (started, told, running) =
+        let (started, counted, running) =
             (Arc::clone(&starts), Arc::clone(&noticed), Arc::clone(&runs));
         let supervisor = manager.core.supervise(
             "test",
             move |_| {
-                told.fetch_add(1, Ordering::SeqCst);
+                counted.fetch_add(1, Ordering::SeqCst);
             },
             move |_| {
                 let (nth, running) = (started.fetch_add(1, Ordering::SeqCst), Arc::clone(&running));

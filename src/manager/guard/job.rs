@@ -139,10 +139,10 @@ impl Job {
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
         let take = async |key: LockKey| (self.acquire(&key, Wait::no()).await, key);
         // At the same time, so that the claims travel together.
-        let taken: Vec<_> = stream::iter(keys).map(take).buffered(AT_ONCE).collect().await;
+        let attempts: Vec<_> = stream::iter(keys).map(take).buffered(AT_ONCE).collect().await;
         let (mut guards, mut refused) = (LockGuards::default(), Vec::new());
-        for (taken, key) in taken {
-            match taken {
+        for (attempt, key) in attempts {
+            match attempt {
                 Ok(guard) => guards.push(guard),
                 Err(e) => refused.push((key, e)),
             }

@@ -91,19 +91,19 @@ impl Sessions {
         ttl: Duration,
         until: Instant,
     ) -> impl Stream<Item = Piece> + Unpin + use<> {
-        let (told, mut pieces) = unbounded_channel();
+        let (done, mut pieces) = unbounded_channel();
         for (collection, active) in due {
-            let (sessions, told) = (Arc::clone(self), told.clone());
+            let (sessions, done) = (Arc::clone(self), done.clone());
             let collection = Arc::from(collection);
             let renewal =
-                async move { sessions.renew_in(&collection, active, ttl, until, told).await };
+                async move { sessions.renew_in(&collection, active, ttl, until, done).await };
             drop(self.verbs.runner.spawn(&TaskTracker::new(), renewal));
         }
         let sessions = Arc::clone(self);
         let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
-        let told = pieces.map(move |it| Arc::clone(&sessions).tell_watchers(it, ttl, until));
+        let announced = pieces.map(move |it| Arc::clone(&sessions).tell_watchers(it, ttl, until));
         // A piece whose watchers wait for the store holds up no other.
-        told.buffer_unordered(usize::MAX)
+        announced.buffer_unordered(usize::MAX)
     }
 
     async fn renew_in(
@@ -112,7 +112,7 @@ impl Sessions {
         mut active: Vec<Active>,
         ttl: Duration,
         until: Instant,
-        told: UnboundedSender<Piece>,
+        done: UnboundedSender<Piece>,
     ) {
         let pace = self.paces.of(collection);
         let call = |active| self.renew_piece(collection, &pace, active, ttl, until);
@@ -124,7 +124,7 @@ impl Sessions {
             }
             let Some((piece, late)) = calls.next().await else { return };
             // Perhaps nobody waits for it any more.
-            let _ = told.send(piece);
+            let _ = done.send(piece);
             let parts = late.chunks(late.len().div_ceil(PARTS).max(1));
             calls.extend(parts.map(|part| call(part.to_vec())));
         }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How often the store is asked about these sessions, a quarter more or less.
-const LOOK: Duration = Duration::from_millis(500);
+const ASK_EVERY: Duration = Duration::from_millis(500);
 /// How many sessions one query asks about.
 const AT_ONCE: usize = 1_000;
 /// If an end was longer ago than this when the session was first served, it is an old end: the session came back, with
@@ -114,12 +114,12 @@ impl Core {
         let ended = session.ended.clone();
         drop(state);
         if !has_task {
-            self.supervise("ends of sessions", |_| {}, look);
+            self.supervise("ends of sessions", |_| {}, follow);
         }
         EndOf { aid: aid.clone(), ended, core: Arc::clone(self) }
     }
 
-    async fn look_for_ends(&self) {
+    async fn ask_for_ends(&self) {
         let aids: Vec<_> = self.served.0.lock().sessions.keys().cloned().collect();
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
@@ -146,14 +146,14 @@ impl Core {
     }
 }
 
-/// Looks as long as a session is served.
-async fn look(manager: Weak<Core>) {
+/// Asks the store as long as a session is served.
+async fn follow(manager: Weak<Core>) {
     loop {
-        sleep(jittered(LOOK)).await;
+        sleep(jittered(ASK_EVERY)).await;
         let Some(core) = manager.upgrade() else { return };
         if core.served.is_idle() {
             return;
         }
-        core.look_for_ends().await;
+        core.ask_for_ends().await;
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         Claim, TryAcquire,
         lock_rules::{Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             admission::Purpose,
             codec::millis,
             error::{Result, unavailable},
@@ -35,7 +35,7 @@ const REPLACEMENTS: usize = 5;
 /// The leases of expired grants of other sessions, which the claim would replace before a reaper could hear of them.
 type Former = Vec<(Aid, String)>;
 
-impl Call<'_> {
+impl LockCollection<'_> {
     // An expired lock of another session is left to the reaper, and then replaced by the next step.
     pub(super) async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire> {
         let id = key.id();

@@ -20,7 +20,7 @@ use crate::{
         Acquisition, Deadline, Released, Removal, Rules, TakenBy,
         lock_rules::{Grant, Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             admission::Purpose,
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
             filters::{Target, exclusive_of, is_live, of_sessions},
@@ -115,7 +115,7 @@ pub(super) struct OfSession {
     pub(super) may_read: bool,
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released> {
         if let Removal::Break { seen, taken } = removal {
             return self.break_lock(seen, taken).await;

@@ -19,7 +19,7 @@ use crate::{
     store::{
         Change, TakenBy, TakeoverKind, Watch, Written,
         mongo::{
-            Call, DRIVERS_POOL, MongoStore, Prepared,
+            DRIVERS_POOL, LockCollection, MongoStore, Prepared,
             codec::{self, is},
             error::{Doing, Result, failure, unavailable},
         },
@@ -75,7 +75,7 @@ impl MongoStore {
     }
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// Opens a change stream on the locks. A standalone server has none.
     ///
     /// # Errors

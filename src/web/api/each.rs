@@ -61,12 +61,12 @@ pub(super) async fn acquire(
     let how = Terms { mode, ..Terms::in_any_tab() };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
     locks.give_back_forbidden(forbidden).await?;
-    let taken =
+    let attempts =
         locks.each(allowed, mode, async |key| Ok(take(locks, &key, how, false).await?.0)).await?;
-    let mut taken: HashMap<_, _> = taken.into_iter().collect();
+    let mut attempts: HashMap<_, _> = attempts.into_iter().collect();
     let mut held = Vec::new();
     for key in wanted {
-        let error = match taken.remove(&key) {
+        let error = match attempts.remove(&key) {
             Some(Ok(own)) => {
                 held.push(OwnLockBody::of(&own.lock, locks));
                 continue;

@@ -56,7 +56,7 @@ pub(super) struct StateBody {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct StatusQuery {
     /// The version of the document that the page shows.
     shown: Option<Version>,
     /// A lock under which the page has sent a save of a text with that version, and does not know what became of it.
@@ -109,7 +109,7 @@ pub(super) async fn of_one(
     let lock = locks.manager.core.reads.inspect(&key, aid.as_ref(), until).await?;
     let [collection, id] = ["collection", "id"].map(|it| path_param(&req, it).unwrap_or_default());
     let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
-    let Query(Asked { shown, saved_under }) =
+    let Query(StatusQuery { shown, saved_under }) =
         Query::from_query(req.query_string()).map_err(bad_request)?;
     let document = match shown {
         Some(shown) => match locks.manager.core.reads.load(&key, until).await {

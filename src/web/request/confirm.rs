@@ -8,7 +8,7 @@ use crate::{
     lock::{Aid, Lock},
     takeover::LossCause,
     web::{
-        problem::SERVED,
+        problem::CURRENT_REQUEST,
         request::{Got, OwnLock, RequestLocks, Terms},
     },
 };
@@ -22,7 +22,7 @@ impl RequestLocks {
         how: Terms<'_>,
         until: Instant,
     ) -> Result<OwnLock> {
-        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
+        let _ = CURRENT_REQUEST.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
@@ -76,9 +76,9 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else {
-                    let taken =
+                    let taken_by =
                         how.offered.iter().find_map(|token| core.causes.taken_by(key, *token));
-                    return Err(lost(None, taken.map(LossCause::Taken)));
+                    return Err(lost(None, taken_by.map(LossCause::Taken)));
                 };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(is_offered);

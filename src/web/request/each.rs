@@ -54,8 +54,8 @@ impl RequestLocks {
         let (granting, until) = (&self.manager.core.granting, self.begin());
         let available =
             granting.availability_of_each(&keys, self.aid().as_ref(), mode, until).await?;
-        let mut room = match self.aid() {
-            Some(aid) => granting.room(&aid, self.begin()).await?,
+        let mut left = match self.aid() {
+            Some(aid) => granting.locks_left(&aid, self.begin()).await?,
             None => usize::MAX,
         };
         let (mut outcomes, mut own, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -70,15 +70,15 @@ impl RequestLocks {
         let confirmed = stream::iter(own).map(&take).buffered(AT_ONCE);
         outcomes.extend(confirmed.collect::<Vec<_>>().await);
         let (mut free, mut is_overloaded) = (free.into_iter().peekable(), false);
-        while room > 0 && free.peek().is_some() {
+        while left > 0 && free.peek().is_some() {
             // No more at once than there is room for, so that no lock is granted only to be given back.
-            let these: Vec<_> = free.by_ref().take(room.min(AT_ONCE)).collect();
+            let these: Vec<_> = free.by_ref().take(left.min(AT_ONCE)).collect();
             let claimed: Vec<_> = stream::iter(these).map(&take).buffered(AT_ONCE).collect().await;
             for (_, outcome) in &claimed {
                 match outcome {
-                    Ok(_) => room = room.saturating_sub(1),
-                    Err(LockError::TooManyLocks { .. }) => room = 0,
-                    Err(e) if e.is_overload() => (room, is_overloaded) = (0, true),
+                    Ok(_) => left = left.saturating_sub(1),
+                    Err(LockError::TooManyLocks { .. }) => left = 0,
+                    Err(e) if e.is_overload() => (left, is_overloaded) = (0, true),
                     Err(_) => {}
                 }
             }

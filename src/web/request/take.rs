@@ -12,7 +12,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Acquired, Wait, Wanted, can_be_taken_over, watch::ends::came},
     web::{
-        problem::SERVED,
+        problem::CURRENT_REQUEST,
         request::{Document, Elsewhere, Got, OwnLock, RequestLocks, Terms},
     },
 };
@@ -35,7 +35,7 @@ impl RequestLocks {
         work: impl AsyncFn(&OwnLock, Instant) -> Result<T>,
     ) -> Result<(OwnLock, T)> {
         // The log names this document.
-        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
+        let _ = CURRENT_REQUEST.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         let mut acquired = self.acquire_or_refuse(key, how, work).await;
         self.describe_each(acquired.as_mut().err()).await;
         acquired
@@ -70,7 +70,7 @@ impl RequestLocks {
             return self.keep_if_it_worked(own, worked, until).await;
         }
         let granting = &self.manager.core.granting;
-        granting.may_ask(key, &wanted.aid, self.begin()).await?;
+        granting.check_limit_before(key, &wanted.aid, self.begin()).await?;
         if how.document != Document::MayBeMissing
             && !granting.may_exist(key, &wanted.aid, self.begin()).await?
         {
@@ -86,8 +86,8 @@ impl RequestLocks {
             let until = self.begin();
             let is_claimed = own.got != Got::Confirmed;
             own.has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
-            let (may_keep, worked) = tokio::join!(self.may_keep(&own, until), work(&own, until));
-            match may_keep {
+            let (kept, worked) = tokio::join!(self.check_may_keep(&own, until), work(&own, until));
+            match kept {
                 Ok(()) => return self.keep_if_it_worked(own, worked, until).await,
                 Err(refused) => wanted.aid = self.take_again_as(refused, own, until).await?,
             }
@@ -178,8 +178,8 @@ impl RequestLocks {
                     return Err(LockError::HeldByOtherTab(Box::new(lock)));
                 }
             };
-            let taken = core.take_over(&from, wanted, &self.actor(), &self.scope, until).await?;
-            if let Some(fresh) = taken {
+            let granted = core.take_over(&from, wanted, &self.actor(), &self.scope, until).await?;
+            if let Some(fresh) = granted {
                 return OwnLock::granted(fresh);
             }
             // The lock is gone in the meantime, so it may be free now.
@@ -193,7 +193,7 @@ impl RequestLocks {
         if !self.may_take_over(lock) {
             return Err(LockError::TakeOverRefused { key: lock.key.clone() });
         }
-        match granting.room(aid, until).await? {
+        match granting.locks_left(aid, until).await? {
             // Otherwise nobody would have the lock in the end.
             0 => Err(granting.too_many_locks()),
             _ => Ok(()),
@@ -230,16 +230,16 @@ impl RequestLocks {
     ///
     /// # Errors
     /// If the session has ended or has too many locks, or if the page was left.
-    async fn may_keep(&self, own: &OwnLock, until: Instant) -> Result<()> {
+    async fn check_may_keep(&self, own: &OwnLock, until: Instant) -> Result<()> {
         if own.got == Got::Confirmed {
             return Ok(());
         }
         let core = &self.manager.core;
         let alive = core.sessions.refuse_ended(&own.lock.aid, self.headers.page, until);
         let is_fresh = own.got == Got::Granted;
-        let room = core.granting.may_keep(&own.lock, is_fresh, until);
-        let (alive, room) = tokio::join!(alive, room);
-        alive.and(room)
+        let limit = core.granting.check_limit_after(&own.lock, is_fresh, until);
+        let (alive, limit) = tokio::join!(alive, limit);
+        alive.and(limit)
     }
 
     /// Gives back a lock that this request may not keep. Returns the new aid of a session that came back, which may try
@@ -308,7 +308,7 @@ impl RequestLocks {
                 self.fresh.borrow_mut().extend(own.grant.take());
                 self.remember(&own);
                 if own.got == Got::Joined {
-                    granting.told(&own.lock);
+                    granting.joined(&own.lock);
                 }
                 Ok((own, value))
             }

@@ -30,15 +30,15 @@ const RESYNC: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 
 /// The result of listing all locks.
-pub(in crate::manager) enum Looked {
+pub(in crate::manager) enum Listing {
     /// All changes since the last list were told.
-    AndTold,
+    Compared,
     /// There was no earlier list to compare with, or there are too many locks.
     Anew,
 }
 
 /// The locks of a collection as the subscribers know them, each with the time when it was seen first.
-pub(in crate::manager) struct Known {
+pub(in crate::manager) struct KnownLocks {
     /// When the subscribers were last asked to list the locks.
     asked: Option<Instant>,
     pub(in crate::manager) collection: &'static str,
@@ -47,7 +47,7 @@ pub(in crate::manager) struct Known {
     is_complete: bool,
 }
 
-impl Known {
+impl KnownLocks {
     pub(in crate::manager) fn new(collection: &'static str) -> Self {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
@@ -59,7 +59,7 @@ impl Known {
     }
 
     /// Reads these documents by one read, and reports the changes.
-    pub(in crate::manager) async fn look_at(
+    pub(in crate::manager) async fn read(
         &mut self,
         core: &Core,
         keys: BTreeSet<LockKey>,
@@ -80,7 +80,7 @@ impl Known {
         Ok(())
     }
 
-    pub(in crate::manager) async fn look_at_all(&mut self, core: &Core) -> Result<Looked> {
+    pub(in crate::manager) async fn list(&mut self, core: &Core) -> Result<Listing> {
         let args = (self.collection, MOST);
         let listed = core.verbs.ask("list", args, |store, (collection, most), until| {
             store.locks(collection, Query::All, *most, until)
@@ -92,12 +92,12 @@ impl Known {
             let at = clock::now();
             let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
             self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
-            return Ok(Looked::Anew);
+            return Ok(Listing::Anew);
         }
         let keys: BTreeSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
         let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
         self.are_now(core, now.map(|(locks, key)| (key, locks)).collect()).await;
-        Ok(Looked::AndTold)
+        Ok(Listing::Compared)
     }
 
     /// Tells how the locks on these documents differ from before.
@@ -166,8 +166,8 @@ fn is_same(old: &Lock, new: &Lock) -> bool {
 }
 
 async fn why_gone(core: &Core, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = lock.token.and_then(|token| core.causes.taken_by(&lock.key, token)) {
-        return LockEvent::Broken(lock, taken);
+    if let Some(taken_by) = lock.token.and_then(|token| core.causes.taken_by(&lock.key, token)) {
+        return LockEvent::Broken(lock, taken_by);
     }
     // The end of a session is recorded before its locks are removed.
     match core.sessions.last_end(&lock.aid, core.verbs.until()).await {
