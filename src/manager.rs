@@ -114,11 +114,10 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 /// [`LockError::Misconfigured`](crate::LockError::Misconfigured).
 #[derive(Clone)]
 pub struct LockManager {
-    /// The parts of the manager.
     pub(crate) core: Arc<Core>,
 }
 
-/// The parts of the manager, each with its dependencies as fields.
+/// The parts of a manager, each with its dependencies as fields.
 pub(crate) struct Core {
     pub(crate) verbs: Arc<Verbs>,
     pub(crate) collections: Arc<Collections>,
