@@ -13,6 +13,7 @@ use crate::manager::{
 mod activity;
 mod asking;
 mod background;
+pub(crate) mod batches;
 mod builder;
 mod causes;
 mod claim;

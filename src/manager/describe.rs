@@ -26,6 +26,7 @@ use crate::{
     key::LockKey,
     manager::{
         Core,
+        batches::Batches,
         one_at_a_time::{Turn, Turns},
     },
 };
@@ -36,9 +37,6 @@ const MAX_KEYS: usize = 200;
 const LIMIT: Duration = Duration::from_secs(2);
 /// How many calls may run at the same time on this server.
 const AT_ONCE: usize = 4;
-/// How long after its start a call is remembered, and for how many documents answers are remembered.
-const REMEMBER: Duration = Duration::from_secs(10);
-const REMEMBERED: usize = 1_000;
 /// How long the application is not asked after a failure. So a failure is logged at most this often.
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -71,54 +69,40 @@ impl Describe {
     }
 }
 
-/// A call, under way or answered: the titles of its documents. `None` if it has failed.
-type Call = Shared<BoxFuture<'static, Option<Arc<Titles>>>>;
+/// A call: the titles of its documents. `None` if it has failed.
+type Call = BoxFuture<'static, Option<Arc<Titles>>>;
 
-/// The calls under way, and the latest answers.
+/// Asks for titles, and remembers them for a while.
 pub(super) struct Descriptions {
     describe: Describe,
     turns: Arc<Semaphore>,
     /// One call at a time: a person whose documents take long leaves the turns to the others.
     of_person: Turns<Person>,
-    state: Mutex<State>,
+    /// For each person, if that makes a difference.
+    calls: Batches<Option<Actor>, Call>,
+    warned: Mutex<Warned>,
 }
 
+/// When the application was last told what is wrong with its function.
 #[derive(Default)]
-struct State {
-    /// The latest call for each document, and when it began; for each person, if that makes a difference.
-    calls: HashMap<(Option<Actor>, LockKey), (Call, Instant)>,
+struct Warned {
     failed: Option<Instant>,
     left_links_out: Option<Instant>,
 }
 
-impl State {
-    fn is_paused(&self) -> bool {
-        self.failed.is_some_and(|at| clock::since(at) < PAUSE)
-    }
-
-    /// Forgets answers, but no call that is under way: no document is in two calls.
-    fn forget_answers(&mut self) {
-        let answers = |calls: &HashMap<_, (Call, _)>| {
-            calls.values().filter(|(call, _)| call.peek().is_some()).count()
-        };
-        if answers(&self.calls) > REMEMBERED {
-            self.calls.retain(|_, call| is_fresh(call));
-        }
-        if answers(&self.calls) > REMEMBERED {
-            self.calls.retain(|_, (call, _)| call.peek().is_none());
-        }
-    }
-}
-
-fn is_fresh((call, began): &(Call, Instant)) -> bool {
-    let has_failed = matches!(call.peek(), Some(None));
-    !has_failed && clock::since(*began) < REMEMBER
-}
-
 impl Descriptions {
     pub(super) fn new(describe: Describe) -> Arc<Self> {
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        Arc::new(Self { describe, turns, of_person: Turns::default(), state: Mutex::default() })
+        Arc::new(Self {
+            describe,
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            of_person: Turns::default(),
+            calls: Batches::of_at_most(MAX_KEYS),
+            warned: Mutex::default(),
+        })
+    }
+
+    fn is_paused(&self) -> bool {
+        self.warned.lock().failed.is_some_and(|at| clock::since(at) < PAUSE)
     }
 
     /// The calls that tell the titles of these documents. Begins those that are missing, each in a task of its own.
@@ -128,38 +112,20 @@ impl Descriptions {
         asker: Option<&Person>,
         keys: &[LockKey],
         core: &Arc<Core>,
-    ) -> Vec<(LockKey, Call)> {
+    ) -> Vec<(LockKey, Shared<Call>)> {
         let person = person.filter(|_| self.describe.is_personal).cloned();
-        let (mut calls, mut unknown) = (Vec::new(), Vec::new());
-        let mut state = self.state.lock();
-        for key in keys.iter().collect::<BTreeSet<_>>() {
-            match state.calls.get(&(person.clone(), key.clone())) {
-                Some(known) if is_fresh(known) => calls.push((key.clone(), known.0.clone())),
-                // After a failure the application is not asked, and the title is left out.
-                _ if state.is_paused() => {}
-                _ => unknown.push(key.clone()),
+        let keys = keys.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
+        self.calls.share(&person, keys, |keys| {
+            // After a failure the application is not asked, and the title is left out.
+            if self.is_paused() {
+                return None;
             }
-        }
-        for keys in unknown.chunks(MAX_KEYS) {
-            let (this, core) = (Arc::clone(self), Arc::clone(core));
-            let (of_person, asked) = (person.clone(), keys.to_vec());
+            let (this, core, person) = (Arc::clone(self), Arc::clone(core), person.clone());
             let turn = asker.and_then(|it| self.of_person.join(it.clone(), usize::MAX));
             let runtime = core.verbs.runner.runtime().clone();
-            let call = runtime.spawn(async move { this.ask(turn, of_person, asked, &core).await });
-            let call = async { call.await.ok().flatten() }.boxed().shared();
-            // Drives the call to its end, even if every caller has left. Then drops old answers.
-            let (this, ended) = (Arc::clone(self), call.clone());
-            runtime.spawn(async move {
-                ended.await;
-                this.state.lock().forget_answers();
-            });
-            for key in keys {
-                let began = (call.clone(), clock::now());
-                state.calls.insert((person.clone(), key.clone()), began);
-                calls.push((key.clone(), call.clone()));
-            }
-        }
-        calls
+            let call = runtime.spawn(async move { this.ask(turn, person, keys, &core).await });
+            Some(async { call.await.ok().flatten() }.boxed().shared())
+        })
     }
 
     /// Asks the application, if it is this call's turn in time.
@@ -178,7 +144,7 @@ impl Descriptions {
             Some((own, Arc::clone(&self.turns).acquire_owned().await.ok()?))
         };
         let turns = timeout_at((clock::now() + LIMIT).into(), turns).await.ok()??;
-        if self.state.lock().is_paused() {
+        if self.is_paused() {
             return None;
         }
         match self.call(person, keys.clone(), turns).await {
@@ -218,7 +184,7 @@ impl Descriptions {
 
     /// True if the latest warning about links is long ago.
     fn may_warn(&self) -> bool {
-        let told = &mut self.state.lock().left_links_out;
+        let told = &mut self.warned.lock().left_links_out;
         let may = told.is_none_or(|at| clock::since(at) >= PAUSE);
         if may {
             *told = Some(clock::now());
@@ -227,10 +193,8 @@ impl Descriptions {
     }
 
     fn failed(&self, keys: &[LockKey], why: &str, is_outage: bool) {
-        let mut state = self.state.lock();
-        let is_news = !state.is_paused();
-        state.failed = Some(clock::now());
-        drop(state);
+        let before = self.warned.lock().failed.replace(clock::now());
+        let is_news = before.is_none_or(|at| clock::since(at) >= PAUSE);
         if is_outage {
             log::debug!(
                 target: "actix_doclock::manager",

@@ -1,12 +1,7 @@
 //! Who may look at which locks, and who may lock which documents.
 
 use std::{
-    cell::{OnceCell, RefCell},
-    collections::{HashMap, HashSet},
-    fmt,
-    panic::AssertUnwindSafe,
-    rc::Rc,
-    time::{Duration, Instant},
+    cell::OnceCell, collections::HashSet, fmt, panic::AssertUnwindSafe, rc::Rc, time::Duration,
 };
 
 use actix_session::Session;
@@ -19,10 +14,9 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     actor::Actor,
-    clock,
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
-    manager::LockManager,
+    manager::{LockManager, batches::Batches, one_at_a_time::Turns},
     text::{printable, short},
     web::problem::{hidden, log_failure},
 };
@@ -72,9 +66,6 @@ pub(super) struct AccessPolicy {
 /// For how many documents of one call a policy for single documents runs at the same time. Also how many calls the
 /// streams of events of one worker have under way.
 const AT_ONCE: usize = 16;
-/// How long the streams of events remember an answer of the policy, and how many answers for one person.
-const REMEMBER: Duration = Duration::from_secs(10);
-const REMEMBERED: usize = 1_024;
 
 impl AccessPolicy {
     pub(super) fn of_many<A: PolicyAnswer<Vec<bool>>>(
@@ -238,42 +229,33 @@ impl Permissions {
 /// The answers of the policy that all streams of events of a worker share. A person has one call for each set of
 /// documents, however many streams and events there are.
 pub(super) struct Answers {
-    of: RefCell<HashMap<Option<Actor>, OfPerson>>,
+    calls: Batches<Option<Actor>, Call>,
     turns: Rc<Semaphore>,
-}
-
-struct OfPerson {
-    known: HashMap<LockKey, Known>,
     /// One call at a time: a policy that hangs for one person leaves the turns to the others.
-    turn: Rc<Semaphore>,
+    of_person: Turns<Option<Actor>>,
 }
 
 /// A call of the policy. Returns the visible ones of its documents; `None` if the policy has failed.
-type Call = Shared<LocalBoxFuture<'static, Option<Rc<HashSet<LockKey>>>>>;
-
-/// A call, and when it began.
-#[derive(Clone)]
-struct Known {
-    call: Call,
-    at: Instant,
-}
+type Call = LocalBoxFuture<'static, Option<Rc<HashSet<LockKey>>>>;
 
 impl Default for Answers {
     fn default() -> Self {
-        Self { of: RefCell::default(), turns: Rc::new(Semaphore::new(AT_ONCE)) }
+        let calls = Batches::of_at_most(usize::MAX);
+        Self { calls, turns: Rc::new(Semaphore::new(AT_ONCE)), of_person: Turns::default() }
     }
 }
 
 impl Answers {
-    /// The ones of these documents that the person may look at.
+    /// The ones of these documents that the person may look at. `None` if the policy fails.
     async fn of(
         &self,
         policy: &AccessPolicy,
         person: &Option<Actor>,
-        keys: HashSet<LockKey>,
+        keys: Vec<LockKey>,
     ) -> Option<HashSet<LockKey>> {
+        let begin = |keys| Some(self.call(policy.clone(), person.clone(), keys));
         let mut visible = HashSet::new();
-        for (key, call) in self.calls(policy, person, keys) {
+        for (key, call) in self.calls.share(person, keys, begin) {
             if call.await?.contains(&key) {
                 visible.insert(key);
             }
@@ -281,62 +263,22 @@ impl Answers {
         Some(visible)
     }
 
-    fn calls(
-        &self,
-        policy: &AccessPolicy,
-        person: &Option<Actor>,
-        keys: HashSet<LockKey>,
-    ) -> Vec<(LockKey, Call)> {
-        let mut all = self.of.borrow_mut();
-        if !all.contains_key(person) {
-            // A new person triggers the removal of the persons that have gone.
-            all.retain(|_, of| of.known.values().any(Known::is_fresh));
-        }
-        let new = || OfPerson { known: HashMap::new(), turn: Rc::new(Semaphore::new(1)) };
-        let OfPerson { known, turn } = all.entry(person.clone()).or_insert_with(new);
-        if known.len() + keys.len() > REMEMBERED {
-            known.retain(|_, it| it.is_fresh());
-        }
-        if known.len() + keys.len() > REMEMBERED {
-            known.clear();
-        }
-        let is_fresh = |key: &LockKey| known.get(key).is_some_and(Known::is_fresh);
-        let unknown: Vec<_> = keys.iter().filter(|key| !is_fresh(key)).cloned().collect();
-        if !unknown.is_empty() {
-            let call = self.call(policy.clone(), person.clone(), unknown.clone(), Rc::clone(turn));
-            let new = Known { call, at: clock::now() };
-            known.extend(unknown.into_iter().map(|key| (key, new.clone())));
-        }
-        let call_of = |key: LockKey| {
-            let call = known.get(&key)?.call.clone();
-            Some((key, call))
-        };
-        keys.into_iter().filter_map(call_of).collect()
-    }
-
-    /// Runs in a task of its own, because the streams that wait for the call may end. `None` if the policy fails.
+    /// Runs in a task of its own, because the streams that wait for the call may end.
     fn call(
         &self,
         policy: AccessPolicy,
         person: Option<Actor>,
         keys: Vec<LockKey>,
-        turn: Rc<Semaphore>,
-    ) -> Call {
-        let turns = Rc::clone(&self.turns);
+    ) -> Shared<Call> {
+        let (own, turns) =
+            (self.of_person.join(person.clone(), usize::MAX), Rc::clone(&self.turns));
         let call = actix_web::rt::spawn(async move {
-            let _own = turn.acquire().await;
+            let _own = own?.await;
             let _turn = turns.acquire().await;
             let answers = policy.ask(person, &keys, Access::Look).await.ok()?;
             let visible = keys.into_iter().zip(answers).filter_map(|(key, may)| may.then_some(key));
             Some(Rc::new(visible.collect()))
         });
         async { call.await.ok().flatten() }.boxed_local().shared()
-    }
-}
-
-impl Known {
-    fn is_fresh(&self) -> bool {
-        let has_failed = matches!(self.call.peek(), Some(None));
-        !has_failed && clock::since(self.at) < REMEMBER
     }
 }

@@ -1,10 +1,16 @@
 //! The command `doclock`, as an operator on call uses it.
 
+mod breaks;
+mod init;
+
+use actix_doclock::store::verbs::*;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use actix_doclock::store::verbs::*;
+use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, eventually, key, lock_records, record};
+use crate::rig::log::log_lines;
+use crate::rig::{self, fresh_name, mongod};
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockId, LockKey, Lockable, MongoStore, TryAcquire,
     store::{Rules, Saved},
@@ -14,10 +20,6 @@ use mongodb::bson::{DateTime, Document, doc, oid::ObjectId};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-
-use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, eventually, key, lock_records, record};
-use crate::rig::log::log_lines;
-use crate::rig::{self, fresh_name, mongod};
 
 mod doctor;
 
@@ -259,144 +261,6 @@ async fn labels_do_not_reach_the_terminal_as_commands() {
 }
 
 #[tokio::test]
-async fn break_removes_the_lock_and_logs_it() {
-    let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
-    rig::app::put(&database, "a", "before").await;
-    let lock = held_by(&app, &key("a"), "Alice").await;
-    let other = held_by(&app, &key("b"), "Bob").await;
-
-    // No person is there to confirm.
-    let unasked = cli.run(&["break", "workitem/a", "--reason", "on holiday"]).await;
-    assert_eq!(unasked.code, Some(2), "{unasked:?}");
-    assert!(unasked.err.contains("--yes"), "{unasked:?}");
-    let no_reason = cli.run(&["break", "workitem/a", "--yes"]).await;
-    assert_eq!(no_reason.code, Some(2), "{no_reason:?}");
-    let token = other.token.unwrap().to_string();
-    let wrong = ["break", "workitem/a", "--reason", "x", "--yes", "--token", &token];
-    assert_eq!(cli.run(&wrong).await.code, Some(1));
-    assert!(record(&database, &lock.key).await.is_some());
-
-    let broken = cli.run(&["break", "workitem/a", "--reason", "on holiday", "--yes"]).await;
-    assert_eq!(broken.code, Some(0), "{broken:?}");
-    for told in ["actix_doclock::audit", "\"oncall\"", "\"on holiday\"", "\"Alice\""] {
-        assert!(broken.err.contains(told), "{told}: {broken:?}");
-    }
-    assert_eq!(record(&database, &lock.key).await, None);
-    assert!(record(&database, &other.key).await.is_some());
-    assert_eq!(app.save(&lock, "after").await.unwrap(), Saved::Lost);
-
-    let again = cli.run(&["break", "workitem/a", "--reason", "x", "--yes", "--json"]).await;
-    assert_eq!((again.code, again.json()), (Some(1), json!({ "broken": [] })));
-}
-
-#[tokio::test]
-async fn break_removes_all_readers_or_the_named_one() {
-    let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
-    let mut tokens = Vec::new();
-    for name in ["Ann", "Ben", "Cid"] {
-        let mut claim = crate::shared::claim(actix_doclock::Mode::Shared);
-        claim.holder = Holder::new(name);
-        tokens.push(claim.token);
-        assert!(matches!(
-            app.store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap(),
-            TryAcquire::Granted(_)
-        ));
-    }
-    let readers = || async {
-        let show = cli.run(&["show", "workitem/a", "--json"]).await.json();
-        show["locks"].as_array().unwrap().len()
-    };
-    assert_eq!(readers().await, 3);
-    let token = tokens[1].to_string();
-    let args = ["break", "workitem/a", "--reason", "x", "--yes", "--json"];
-    let one = cli.json(&[&args[..5], &["--token", &token]].concat()).await;
-    assert_eq!(one["broken"][0]["holder"]["label"], "Ben");
-    assert_eq!(readers().await, 2);
-    let rest = cli.run(&args).await.json();
-    assert_eq!(rest["broken"].as_array().unwrap().len(), 2, "{rest}");
-    assert_eq!(readers().await, 0);
-}
-
-#[tokio::test]
-async fn break_leaves_the_waiters_their_places() {
-    let (cli, database) = Cli::fresh().await;
-    let store = MongoStore::new(&database);
-    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair(), Deadline::NONE).await.unwrap();
-    let exclusive = || crate::shared::claim(actix_doclock::Mode::Exclusive);
-    assert!(matches!(
-        store.try_acquire(&key("a"), &exclusive(), Deadline::NONE).await.unwrap(),
-        TryAcquire::Granted(_)
-    ));
-    let waits = crate::shared::queues(&store, &key("a"), actix_doclock::Mode::Exclusive).await;
-    let late = exclusive();
-    for claim in [&waits, &late] {
-        let answer = store.try_acquire(&key("a"), claim, Deadline::NONE).await.unwrap();
-        assert!(matches!(answer, TryAcquire::Held(_)), "{answer:?}");
-    }
-    cli.run(&["break", "workitem/a", "--reason", "x", "--yes"]).await.ok();
-    let jumped = store.try_acquire(&key("a"), &late, Deadline::NONE).await.unwrap();
-    assert!(matches!(jumped, TryAcquire::Held(_)), "{jumped:?}");
-    let let_in = store.try_acquire(&key("a"), &waits, Deadline::NONE).await.unwrap();
-    assert!(matches!(let_in, TryAcquire::Granted(_)), "{let_in:?}");
-}
-
-/// The indexes with their options, by name.
-async fn indexes(database: &Database) -> Vec<String> {
-    let mut cursor = lock_records(database).list_indexes().await.unwrap();
-    let mut indexes = Vec::new();
-    while cursor.advance().await.unwrap() {
-        let index = cursor.deserialize_current().unwrap();
-        let options = index.options.unwrap();
-        indexes.push(format!(
-            "{:?} {:?} {:?}",
-            index.keys, options.expire_after, options.partial_filter_expression
-        ));
-    }
-    indexes.sort();
-    indexes
-}
-
-#[tokio::test]
-async fn init_creates_the_same_indexes_as_registering_and_reading_commands_change_nothing() {
-    let (cli, database) = Cli::fresh().await;
-    let (_, other) = Cli::fresh().await;
-    App::on(&other).await;
-    let ttl = format!("{}s", TTL.as_secs());
-    for _ in 0..2 {
-        cli.run(&["init", "workitem", "--ttl", &ttl]).await.ok();
-        assert_eq!(indexes(&database).await, indexes(&other).await);
-    }
-    for args in [&["list"][..], &["show", "workitem/a"], &["doctor"]] {
-        cli.run(args).await;
-        assert_eq!(indexes(&database).await, indexes(&other).await, "{args:?}");
-    }
-    let made = cli.json(&["init", "workitem", "--ttl", "15m"]).await;
-    let expected = json!({ "collection": "workitem", "expire_after_seconds": 960 });
-    assert_eq!(made, json!({ "collections": [expected] }));
-    // A server with the longer ttl may hold locks.
-    let kept = cli.run(&["init", "workitem", "--ttl", "5m"]).await.ok();
-    assert!(kept.contains("after 16m, as before") && kept.contains("doclock doctor"), "{kept}");
-    for wrong in ["0s", "31days", "soon"] {
-        assert_eq!(cli.run(&["init", "workitem", "--ttl", wrong]).await.code, Some(2));
-    }
-}
-
-#[tokio::test]
-async fn init_does_not_forget_the_fences_of_a_fenced_collection() {
-    let (cli, database) = Cli::fresh().await;
-    let store = MongoStore::new(&database);
-    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fenced(), Deadline::NONE).await.unwrap();
-    lock_records(&database).insert_one(doc! { "_id": "a", "fence": 5_i64 }).await.unwrap();
-    let refused = cli.run(&["init", "other", "workitem"]).await;
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.err.contains("--fenced"), "{refused:?}");
-    cli.run(&["init", "workitem", "--fenced"]).await.ok();
-    assert!(record(&database, &key("a")).await.is_some());
-}
-
-#[tokio::test]
 async fn the_exit_code_distinguishes_wrong_use_from_an_outage() {
     let nowhere = |uri: &str| Cli { uri: uri.to_owned(), database: fresh_name() };
     for (cli, code) in [
@@ -595,100 +459,4 @@ async fn a_freeze_without_a_collection_an_end_or_a_future_is_wrong_use() {
         let ran = cli.run(args).await;
         assert!(ran.code == Some(2) && ran.err.contains(says), "{args:?}: {ran:?}");
     }
-}
-
-#[tokio::test]
-async fn a_break_by_the_command_is_noted_for_the_listener_of_the_application() {
-    let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
-    held_by(&app, &key("a"), "Alice").await;
-    cli.run(&["break", "workitem/a", "--reason", "on holiday", "--yes"]).await.ok();
-    let notes = database.collection::<Document>("doclock.ended");
-    let note = notes.find_one(doc! { "step": "tell" }).await.unwrap().expect("a note");
-    assert!(note.get("asked").is_none(), "it is settled: {note}");
-    let taking = note.get_document("taking").unwrap();
-    assert_eq!(taking.get_str("reason").unwrap(), "on holiday");
-}
-
-/// It would say that nothing is locked, and thaw nothing, in a database that was not meant.
-#[tokio::test]
-async fn a_database_without_locks_is_probably_mistyped_and_is_not_created() {
-    let (cli, database) = Cli::fresh().await;
-    let freeze = ["freeze", "--all", "--reason", "why", "--for", "1h"];
-    for args in [&["list"][..], &["watch"], &["thaw", "--all"], &freeze] {
-        let ran = cli.run(args).await;
-        assert_eq!(ran.code, Some(2), "{ran:?}");
-        assert!(ran.err.contains(database.name()), "{ran:?}");
-    }
-    let all = database.client().list_database_names().await.unwrap();
-    assert!(!all.contains(&database.name().to_owned()), "{all:?}");
-}
-
-#[tokio::test]
-async fn a_break_by_another_token_says_that_the_document_is_locked() {
-    let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
-    held_by(&app, &key("a"), "alice").await;
-    let other = "11111111-1111-4111-8111-111111111111";
-    let ran = cli.run(&["break", "workitem/a", "--yes", "--reason", "why", "--token", other]).await;
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.err.contains("is locked, but not by the lock with this token"), "{ran:?}");
-    assert!(record(&database, &key("a")).await.is_some());
-}
-
-#[tokio::test]
-async fn no_lock_collection_is_made_for_a_lock_collection() {
-    let (cli, database) = Cli::fresh().await;
-    let ran = cli.run(&["init", "workitem.lock"]).await;
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.err.contains("`workitem`"), "{ran:?}");
-    assert!(database.list_collection_names().await.unwrap().is_empty());
-}
-
-/// The names of the collections, and of their indexes.
-async fn everything(database: &Database) -> Vec<String> {
-    let mut all = Vec::new();
-    for name in database.list_collection_names().await.unwrap() {
-        let indexes = database.collection::<Document>(&name).list_index_names().await;
-        all.push(format!("{name} {:?}", indexes.unwrap_or_default()));
-    }
-    all.sort();
-    all
-}
-
-/// The slip of a hand, as in `--sessions=offer` for `offer`: a TTL index would delete the documents.
-#[tokio::test]
-async fn init_creates_nothing_in_a_collection_of_somebody_else() {
-    let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
-    held_by(&app, &key("a"), "Alice").await;
-    let offers: Vec<_> = (0..50)
-        .map(|n| doc! { "_id": n, "user": "x", "state": "open", "expires": DateTime::MIN })
-        .collect();
-    for name in ["offer", "other.lock"] {
-        database.collection::<Document>(name).insert_many(&offers).await.unwrap();
-    }
-    let view = doc! { "create": "shown", "viewOn": "offer", "pipeline": [] };
-    database.run_command(view).await.unwrap();
-    let before = everything(&database).await;
-    for (args, told) in [
-        (&["init", "--sessions=offer"][..], "did you mean `doclock init offer`"),
-        (&["init", "fresh", "--sessions=offer"], "did you mean `doclock init offer`"),
-        (&["init", "--sessions=workitem"], "did you mean `doclock init workitem`"),
-        (&["init", "--sessions=shown"], "`shown` is a view"),
-        (&["init", "--sessions=workitem.lock"], "is the name of a collection of locks"),
-        (&["init", "--sessions=fresh.lock"], "is the name of a collection of locks"),
-        (&["init", "--sessions=doclock.ended"], "is the name of a collection of locks"),
-        (&["init", "--sessions=doclock.shop.frozen"], "is the name of a collection of locks"),
-        (&["init", "workitem.lock"], "`workitem`"),
-        (&["init", "doclock.ended"], "is a collection of this crate"),
-        (&["init", "doclock.session"], "is a collection of this crate"),
-        (&["init", "fresh", "other"], "other.lock contains documents that are no locks"),
-    ] {
-        let ran = cli.run(args).await;
-        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
-        assert!(ran.err.contains(told), "{args:?}: {ran:?}");
-        assert_eq!(everything(&database).await, before, "{args:?}");
-    }
-    cli.run(&["init", "offer", "--sessions"]).await.ok();
 }

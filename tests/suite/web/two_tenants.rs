@@ -1,5 +1,10 @@
 //! Two servers on one database, people of two tenants, and clients that only speak HTTP.
 
+mod crowds;
+mod one_person;
+
+use actix_doclock::web::Access;
+use actix_doclock::{Aid, Holder, MongoStore};
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -12,8 +17,6 @@ use std::{
     time::Instant,
 };
 
-use actix_doclock::web::Access;
-use actix_doclock::{Aid, Holder, MongoStore};
 use actix_web::{
     HttpServer,
     body::{BodyStream, BoxBody},
@@ -21,11 +24,15 @@ use actix_web::{
 };
 use awc::{Client, ClientRequest, ClientResponse};
 use futures_util::future::join_all;
+
 use mongodb::{
     Collection, Database,
     bson::{Document, doc},
 };
 use serde_json::json;
+
+use super::{events::Stream, *};
+use crate::rig::{self, app::eventually, mongod};
 use tokio::{
     io::AsyncWriteExt,
     net::TcpStream,
@@ -33,13 +40,12 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 
-use super::{events::Stream, *};
-use crate::rig::{self, app::eventually, mongod};
-
 /// So long that no lock expires unless a test ages it.
 const TTL: Duration = Duration::from_secs(600);
+
 /// Longer than `eventually` waits.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
+
 const SOON: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -470,380 +476,4 @@ async fn a_creation_under_the_id_of_another_tenants_document_locks_and_tells_not
     drop(a.locks.lock_for_session(&key("north-3"), &aid, &holder).await.unwrap());
     bob.post(&b, "/create/north-3").await.is_problem(404, "not_found");
     bob.post(&a, "/create/south-1").await.is(201);
-}
-
-#[actix_web::test]
-async fn strangers_who_ask_all_the_time_keep_the_owner_out_of_nothing() {
-    let (_, [a, b]) = two_servers(USUAL, &["north-1"]).await;
-    let ann = Visitor::logged_in(&a, "ann@north").await;
-    let bob = Visitor::logged_in(&a, "bob@south").await;
-    let (opened, asked) = (Cell::new(0), Cell::new(0));
-    let ways = ["/workitem/north-1", "/workitem/north-1/read", "/locks/workitem/north-1"];
-    let loops = ways.iter().chain(["/create/north-1"].iter()).map(async |path| {
-        let bob = bob.clone();
-        while opened.get() < 50 {
-            for server in [&a, &b] {
-                bob.post(server, path).await.is(404);
-                asked.set(asked.get() + 1);
-            }
-        }
-    });
-    let opens = async {
-        while opened.get() < 50 {
-            for server in [&a, &b] {
-                ann.post(server, "/workitem/north-1").await.is(200);
-                ann.delete(server, "/locks/workitem/north-1").await.is(204);
-                opened.set(opened.get() + 1);
-            }
-        }
-    };
-    tokio::join!(join_all(loops), opens);
-    assert!(asked.get() >= 8, "they asked meanwhile");
-}
-
-#[actix_web::test]
-async fn a_lock_of_a_tab_lives_on_requests_that_name_it_and_on_no_others_on_each_server() {
-    let (database, servers) = two_servers(USUAL, &["north-1", "north-2"]).await;
-    let [a, b] = &servers;
-    for (home, away) in [(a, b), (b, a)] {
-        for names in ["tab", "token", "token in another tab", "heartbeat", "heartbeat elsewhere"] {
-            let ann = Visitor::logged_in(home, "ann@north").await;
-            let taken = ann.in_tab(home, ONE, "/locks/workitem/north-1", json!({})).await;
-            let others = ann.in_tab(home, TWO, "/locks/workitem/north-2", json!({})).await;
-            let beat = |id: &str, taken: &Seen| json!({ "locks": { (format!("workitem/{id}")): taken.json()["token"] } });
-            for id in ["north-1", "north-2"] {
-                rig::age(&database, &key(id), TTL / 2).await;
-            }
-            let ts = async |id| *record(&database, id).await.get_datetime("ts").unwrap();
-            let (before, others_before) = (ts("north-1").await, ts("north-2").await);
-            for server in [away, home] {
-                ann.send(ann.request(server, Method::GET, "/plain"), Value::Null).await.is(204);
-                ann.in_tab(server, TWO, "/locks/workitem/north-1", json!({})).await.is(423);
-                ann.post_json(server, "/locks/heartbeat", json!({})).await.is(200);
-                ann.in_tab(server, TWO, "/locks/heartbeat", beat("north-2", &others)).await.is(200);
-            }
-            // The renewals of the other server have been carried out, in the order of the requests.
-            let renewed = async || ts("north-2").await > others_before;
-            eventually("the other tab has renewed its own lock", renewed).await;
-            assert_eq!(ts("north-1").await, before, "{names}");
-
-            let get = ann.request(away, Method::GET, "/plain");
-            let post = ann.request(away, Method::POST, "/locks/heartbeat");
-            let (request, body) = match names {
-                "tab" => (get.insert_header(("doclock-tab", ONE)), Value::Null),
-                "token" => (get.insert_header(("lock-token", taken.token())), Value::Null),
-                "token in another tab" => {
-                    let put = ann.request(away, Method::PUT, "/workitem/north-1");
-                    let put = put.insert_header(("lock-token", taken.token()));
-                    (put.insert_header(("doclock-tab", TWO)), json!("new"))
-                }
-                "heartbeat" => (post, beat("north-1", &taken)),
-                _ => (post.insert_header(("doclock-tab", TWO)), beat("north-1", &taken)),
-            };
-            let answer = ann.send(request, body).await;
-            assert!(answer.status < 300, "{names}: {answer:?}");
-            eventually(names, async || ts("north-1").await > before).await;
-            ann.post(home, "/logout").await.is(204);
-        }
-    }
-}
-
-/// With a short ttl, which passes by itself.
-#[actix_web::test]
-async fn the_lock_of_a_crashed_tab_ends_while_another_tab_is_busy_on_both_servers() {
-    let settings = Settings { manager: |builder| builder.ttl(Duration::from_secs(2)), ..USUAL };
-    let (_, [a, b]) = two_servers(settings, &["north-1", "north-2"]).await;
-    let ann = Visitor::logged_in(&a, "ann@north").await;
-    let cid = Visitor::logged_in(&b, "cid@north").await;
-    ann.in_tab(&a, ONE, "/locks/workitem/north-1", json!({})).await.is(201);
-    ann.in_tab(&b, TWO, "/locks/workitem/north-2", json!({})).await.is(201);
-    let is_over = Cell::new(false);
-    let busy = async {
-        while !is_over.get() {
-            for server in [&a, &b] {
-                ann.in_tab(server, TWO, "/locks/heartbeat", json!({})).await.is(200);
-                ann.send(ann.request(server, Method::GET, "/plain"), Value::Null).await.is(204);
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let waits = async {
-        let wait = json!({ "wait_ms": 30_000 });
-        let answer = cid.post_json(&b, "/locks/workitem/north-1", wait).await;
-        is_over.set(true);
-        answer.is(201);
-    };
-    tokio::join!(busy, waits);
-}
-
-#[actix_web::test]
-async fn a_client_that_hangs_up_while_it_waits_gets_no_lock_and_the_next_person_does() {
-    let settings = Settings { wait: LONGEST_WAIT, ..USUAL };
-    let (database, [a, b]) = two_servers(settings, &["north-1"]).await;
-    let ann = Visitor::logged_in(&a, "ann@north").await;
-    let bea = Visitor::logged_in(&a, "bea@north").await;
-    let cid = Visitor::logged_in(&b, "cid@north").await;
-    let (lock, wait) = ("/locks/workitem/north-1", json!({ "wait_ms": 120_000 }));
-    for (path, body) in [(lock, wait.to_string()), ("/workitem/north-1", String::new())] {
-        ann.post(&b, lock).await.is(201);
-        let cookie = bea.cookie.borrow().as_ref().unwrap().stripped().to_string();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\ncookie: {cookie}\r\ncontent-length: {}\r\n\r\n{body}",
-            a.address,
-            body.len(),
-        );
-        let mut client = TcpStream::connect(a.address).await.unwrap();
-        client.write_all(request.as_bytes()).await.unwrap();
-        a.waiting(1).await;
-        drop(client);
-        a.waiting(0).await;
-        let release = async {
-            b.waiting(1).await;
-            ann.delete(&a, lock).await.is(204);
-        };
-        let (next, ()) = tokio::join!(cid.post_json(&b, lock, wait.clone()), release);
-        next.is(201);
-        let holder = record(&database, "north-1").await;
-        assert_eq!(holder.get_document("holder").unwrap().get_str("label").unwrap(), "cid");
-        cid.delete(&a, lock).await.is(204);
-        assert!(a.locks.list().await.unwrap().is_empty());
-    }
-}
-
-#[actix_web::test]
-async fn a_stream_ends_with_its_person_on_the_other_server_and_the_next_one_hears_nothing_of_it() {
-    let (_, [a, b]) = two_servers(USUAL, &["north-1", "north-2", "south-1"]).await;
-    let cid = Visitor::logged_in(&a, "cid@north").await;
-    let dan = Visitor::logged_in(&a, "dan@south").await;
-    for end in ["logout", "revocation", "other person"] {
-        let ann = Visitor::logged_in(&a, "ann@north").await;
-        ann.post(&a, "/locks/workitem/north-2").await.is(201);
-        let aid = a.locks.list().await.unwrap().pop().unwrap().aid;
-        ann.delete(&a, "/locks/workitem/north-2").await.is(204);
-        // From here on she holds no lock.
-        let mut old = ann.listen(&b).await;
-        match end {
-            "logout" => drop(ann.post(&a, "/logout").await.is(204)),
-            "revocation" => drop(a.locks.end_session(&aid).await.unwrap()),
-            _ => {}
-        }
-        ann.post(&a, "/login/bob@south").await.is(204);
-        let ends = async {
-            while let Some((event, data)) = old.next().await {
-                assert!(data["id"].is_null() || data["id"] == "north-2", "{end}: {event} {data}");
-            }
-        };
-        timeout(SOON, ends).await.expect("it ends");
-        let mut new = ann.listen(&b).await;
-        cid.post(&a, "/workitem/north-1").await.is(200);
-        dan.post(&a, "/workitem/south-1").await.is(200);
-        let (event, data) = new.event().await;
-        assert_eq!((event.as_str(), &data["id"]), ("acquired", &"south-1".into()), "{end}");
-        cid.delete(&a, "/locks/workitem/north-1").await.is(204);
-        dan.delete(&a, "/locks/workitem/south-1").await.is(204);
-        let (event, data) = new.event().await;
-        assert_eq!((event.as_str(), &data["id"]), ("released", &"south-1".into()), "{end}");
-    }
-}
-
-/// 30 people of two tenants have ten streams each.
-#[actix_web::test]
-async fn with_a_slow_policy_every_stream_hears_every_opening_and_few_calls_serve_all() {
-    const PEOPLE: usize = 30;
-    const STREAMS: usize = 10;
-    const OPENINGS: usize = 40;
-    let ids: Vec<_> = (0..OPENINGS)
-        .map(|i| format!("{}-{i}", if i % 2 == 0 { "north" } else { "south" }))
-        .collect();
-    let settings = Settings { tenant: Tenant::Named, ..USUAL };
-    let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-    let (_, servers) = two_servers(settings, &ids).await;
-    let [a, b] = &servers;
-    let ann = Visitor::logged_in(a, "ann@north").await;
-    let bob = Visitor::logged_in(a, "bob@south").await;
-    let eve = Visitor::logged_in(a, "eve@south").await;
-    let mut listeners = Vec::new();
-    for i in 0..PEOPLE {
-        let tenant = if i % 2 == 0 { "north" } else { "south" };
-        let person = Visitor::logged_in(a, &format!("p{i}@{tenant}")).await;
-        for server in servers.iter().cycle().take(STREAMS) {
-            let mut stream = person.listen(server).await;
-            let own: BTreeSet<_> =
-                ids.iter().filter(|id| id.starts_with(tenant)).map(|id| (*id).to_owned()).collect();
-            listeners.push(rt::spawn(async move {
-                let (mut heard, mut others) = (BTreeMap::new(), 0);
-                while heard.len() < own.len() {
-                    let (event, data) = stream.event().await;
-                    let id = data["id"].as_str().unwrap_or_default();
-                    if event == "acquired" && own.contains(id) {
-                        heard.insert(id.to_owned(), Instant::now());
-                    } else {
-                        assert!(id.starts_with(tenant), "{event} {data}");
-                        others += 1;
-                    }
-                }
-                (heard, others)
-            }));
-        }
-    }
-    let is_over = Cell::new(false);
-    let posts = async {
-        let mut posted = 0;
-        while !is_over.get() {
-            for server in [a, b] {
-                for path in ["/workitem", "/locks/workitem"] {
-                    eve.post(server, &format!("{path}/south-missing-{posted}")).await.is(404);
-                    posted += 1;
-                }
-            }
-        }
-        posted
-    };
-    let opens = async {
-        let mut begun = BTreeMap::new();
-        let mut tenth = interval(Duration::from_millis(100));
-        for (i, id) in ids.iter().enumerate() {
-            tenth.tick().await;
-            let (person, server) =
-                (if i % 2 == 0 { &ann } else { &bob }, if i % 4 < 2 { a } else { b });
-            begun.insert((*id).to_owned(), Instant::now());
-            person.post(server, &format!("/workitem/{id}")).await.is(200);
-        }
-        let heard = timeout(SOON, join_all(listeners)).await.expect("every stream hears all");
-        is_over.set(true);
-        (begun, heard)
-    };
-    let (posted, (begun, heard)) = tokio::join!(posts, opens);
-    let (mut delays, mut others) = (Vec::new(), 0);
-    for listener in heard {
-        let (heard, more) = listener.unwrap();
-        delays.extend(heard.iter().map(|(id, at)| at.duration_since(begun[id])));
-        others += more;
-    }
-    delays.sort_unstable();
-    assert_eq!(delays.len(), PEOPLE * STREAMS * OPENINGS / 2);
-    let count = |of: fn(&Policy) -> &AtomicUsize| -> usize {
-        servers.iter().map(|server| of(&server.policy).load(Ordering::Relaxed)).sum()
-    };
-    let (calls, asked) = (count(|it| &it.calls), count(|it| &it.asked));
-    println!(
-        "{} events, from the request of the opening to the page: median {:?}, longest {:?}; {posted} \
-         posts to missing documents, {others} events of them; {calls} calls of the policy for {asked} \
-         documents",
-        delays.len(),
-        delays[delays.len() / 2],
-        delays[delays.len() - 1],
-    );
-    assert!(delays[delays.len() - 1] < Duration::from_secs(30));
-    // Each of the two workers of a server asks once for a person and a document.
-    assert!(asked <= 2 * 2 * PEOPLE * (OPENINGS + posted), "{asked}");
-}
-
-/// Otherwise whoever asks for documents that are not there makes work for all who listen.
-#[actix_web::test]
-async fn a_person_who_asks_for_missing_documents_is_announced_with_the_first_at_most() {
-    let settings = Settings { tenant: Tenant::Named, ..USUAL };
-    let (_, [a, b]) = two_servers(settings, &["south-1"]).await;
-    let eve = Visitor::logged_in(&a, "eve@south").await;
-    let mut heard = eve.listen(&b).await;
-    for i in 0..20 {
-        for path in ["/workitem", "/locks/workitem"] {
-            eve.post(&a, &format!("{path}/south-missing-{i}")).await.is(404);
-        }
-    }
-    eve.post(&a, "/workitem/south-1").await.is(200);
-    loop {
-        let (_, data) = heard.event().await;
-        if data["id"] == "south-1" {
-            break;
-        }
-        assert_eq!(data["id"], "south-missing-0");
-    }
-}
-
-#[actix_web::test]
-async fn one_person_has_64_streams_of_a_server_and_shuts_nobody_out() {
-    let (_, [a, b]) = two_servers(USUAL, &["south-1"]).await;
-    let mut logins = Vec::new();
-    for _ in 0..4 {
-        logins.push(Visitor::logged_in(&b, "ann@north").await);
-    }
-    let mut open = Vec::new();
-    for login in logins.iter().cycle().take(64) {
-        open.push(login.listen(&a).await);
-    }
-    for login in &logins {
-        assert_eq!(login.asks_for_stream(&a).await.status(), 503);
-        let refused = login.request(&a, Method::GET, "/locks/events");
-        let refused = login.send(refused, Value::Null).await;
-        refused.is_problem(503, "too_many_streams");
-        assert!(refused.headers.contains_key("retry-after"));
-    }
-    for server in [&a, &b] {
-        let bob = Visitor::logged_in(server, "bob@south").await;
-        let mut his = bob.listen(server).await;
-        bob.post(&b, "/workitem/south-1").await.is(200);
-        assert_eq!(his.event().await.1["id"], "south-1");
-        bob.delete(&b, "/locks/workitem/south-1").await.is(204);
-    }
-    // A stream that is closed makes room.
-    open.pop();
-    let again = async || logins[0].asks_for_stream(&a).await.status() == 200;
-    eventually("there is room again", again).await;
-}
-
-/// Without the limit for each person, the places would be taken.
-#[actix_web::test]
-async fn the_waiters_of_one_person_in_many_logins_leave_places_for_others_on_each_server() {
-    const LOGINS: usize = 12;
-    let settings = Settings {
-        manager: |builder| {
-            builder.limits(Limits {
-                waiters_per_session: 2,
-                waiters_per_person: 4,
-                waiters: 6,
-                ..Limits::default()
-            })
-        },
-        ..USUAL
-    };
-    let (_, [a, b]) = two_servers(settings, &["north-1", "north-2"]).await;
-    let cid = Visitor::logged_in(&a, "cid@north").await;
-    let long = json!({ "wait_ms": 50_000 });
-    for server in [&a, &b] {
-        for id in ["north-1", "north-2"] {
-            cid.post(server, &format!("/locks/workitem/{id}")).await.is(201);
-        }
-        let mut logins = Vec::new();
-        for _ in 0..LOGINS {
-            logins.push(Visitor::logged_in(&b, "ann@north").await);
-        }
-        let refused = Cell::new(0);
-        let greedy = join_all(logins.iter().enumerate().map(async |(i, login)| {
-            let path = format!("/locks/workitem/north-{}", 1 + i % 2);
-            let answer = login.post_json(server, &path, long.clone()).await;
-            if answer.status == 503 {
-                answer.is_problem(503, "too_many_waiters");
-                refused.set(refused.get() + 1);
-            } else {
-                assert_eq!(answer.status, 201);
-                login.delete(server, &path).await.is(204);
-            }
-        }));
-        let dan = async {
-            eventually("she is refused", async || refused.get() == LOGINS - 4).await;
-            let dan = Visitor::logged_in(server, "dan@north").await;
-            let frees = async {
-                server.waiting(5).await;
-                for id in ["north-1", "north-2"] {
-                    cid.delete(server, &format!("/locks/workitem/{id}")).await.is(204);
-                }
-            };
-            let waits = dan.post_json(server, "/locks/workitem/north-1", long.clone());
-            let (answer, ()) = tokio::join!(waits, frees);
-            answer.is(201);
-            dan.delete(server, "/locks/workitem/north-1").await.is(204);
-        };
-        tokio::join!(greedy, dan);
-    }
 }
