@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::actor::Person;
 use crate::manager::{
     collections::Collections, freezes::Freezes, granting::Granting, log_limit::LogLimit,
-    reads::Reads, saves::Saves, sessions::Sessions, verbs::Verbs, watched::Seen,
+    reads::Reads, saves::Saves, sessions::Sessions, verbs::Verbs, watched::Beliefs,
 };
 
 mod activity;
@@ -57,7 +57,7 @@ pub(crate) use claim::Wanted;
 pub(crate) use claim::{Acquired, Provisional};
 pub use collections::MAX_COLLECTIONS;
 #[cfg(feature = "web")]
-pub(crate) use granting::Looked;
+pub(crate) use granting::Availability;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 pub use limits::Limits;
@@ -115,15 +115,15 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 /// [`LockError::Misconfigured`](crate::LockError::Misconfigured).
 #[derive(Clone)]
 pub struct LockManager {
-    /// The parts.
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) core: Arc<Core>,
 }
 
-pub(crate) struct Parts {
+/// The parts of a manager, each with its dependencies as fields.
+pub(crate) struct Core {
     pub(crate) verbs: Arc<Verbs>,
     pub(crate) collections: Arc<Collections>,
     pub(crate) freezes: Arc<Freezes>,
-    seen: Arc<Seen>,
+    beliefs: Arc<Beliefs>,
     pub(crate) reads: Arc<Reads>,
     pub(crate) granting: Arc<Granting>,
     pub(crate) saves: Saves,
@@ -177,13 +177,13 @@ impl LockManager {
     /// How long a lock outlives the last activity of its session.
     #[must_use]
     pub fn ttl(&self) -> Duration {
-        self.parts.settings.ttl
+        self.core.settings.ttl
     }
 
     /// How long an operation may take at most.
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        self.parts.settings.deadline
+        self.core.settings.deadline
     }
 
     /// Stops the reaper, the listener and the renewal of guards, refuses all waiters, and waits until the
@@ -194,9 +194,9 @@ impl LockManager {
     /// sessions that were not announced are left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
-        self.parts.stop.0.cancel();
-        let drained = self.parts.verbs.runner.drain(self.deadline() * 2);
-        tokio::join!(self.parts.servers.forget(), drained);
+        self.core.stop.0.cancel();
+        let drained = self.core.verbs.runner.drain(self.deadline() * 2);
+        tokio::join!(self.core.servers.forget(), drained);
     }
 }
 
@@ -204,25 +204,23 @@ impl LockManager {
     /// A request has failed for this reason.
     #[cfg(feature = "web")]
     pub(crate) fn request_failed(&self, why: &'static str, line: String) {
-        self.parts.log_limit.request_failed(
+        self.core.log_limit.request_failed(
             why,
             line,
-            &self.parts.verbs.runner,
-            self.parts.stop.token(),
+            &self.core.verbs.runner,
+            self.core.stop.token(),
         );
     }
 }
 
-impl fmt::Debug for Parts {
+impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parts").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("Core").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for LockManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockManager")
-            .field("settings", &self.parts.settings)
-            .finish_non_exhaustive()
+        f.debug_struct("LockManager").field("settings", &self.core.settings).finish_non_exhaustive()
     }
 }

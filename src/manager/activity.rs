@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::{clock, key::LockKey, lock::Aid, store::NamedBy};
 
-/// How many of the locks that several requests of a session know are remembered.
-const KNOWN: usize = 32;
+/// How many of the joined locks of a session are remembered.
+const JOINED: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
 const TABS: usize = 128;
 /// How often the application is asked whether the person of a session may keep its locks.
@@ -52,8 +52,8 @@ struct ActiveSession {
     /// have granted more. `None` if they were not counted here yet.
     counted: Option<usize>,
     granted: usize,
-    /// The locks of which a second request was told here, the latest first.
-    known: VecDeque<LockKey>,
+    /// The locks that a second request has joined here, the latest first.
+    joined: VecDeque<LockKey>,
     /// When it asked for a missing document.
     missed: Option<Instant>,
     /// When the application was last asked here about all of its locks.
@@ -64,7 +64,7 @@ struct ActiveSession {
 
 impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
-        let (tabs, known) = (VecDeque::new(), VecDeque::new());
+        let (tabs, joined) = (VecDeque::new(), VecDeque::new());
         let (asked, left) = (None, (clock::now(), 0, None));
         Self {
             due,
@@ -72,7 +72,7 @@ impl ActiveSession {
             unknown_tabs_due,
             counted: None,
             granted: 0,
-            known,
+            joined,
             missed: None,
             asked,
             left,
@@ -183,20 +183,20 @@ impl Activity {
         }
     }
 
-    /// Several requests of the session know this lock. Ignored for a session that was not active here.
-    pub(super) fn told(&self, aid: &Aid, key: &LockKey) {
+    /// A second request of the session has joined this lock. Ignored for a session that was not active here.
+    pub(super) fn joined(&self, aid: &Aid, key: &LockKey) {
         let mut sessions = self.sessions.lock();
         let Some(session) = sessions.of.get_mut(aid) else { return };
-        if !session.known.contains(key) {
-            session.known.truncate(KNOWN - 1);
-            session.known.push_front(key.clone());
+        if !session.joined.contains(key) {
+            session.joined.truncate(JOINED - 1);
+            session.joined.push_front(key.clone());
         }
     }
 
     /// True if the lock should be read rather than claimed. This is a hint, never a decision: another server may have
     /// released the lock.
-    pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
-        self.sessions.lock().of.get(aid).is_some_and(|session| session.known.contains(key))
+    pub(super) fn was_joined(&self, aid: &Aid, key: &LockKey) -> bool {
+        self.sessions.lock().of.get(aid).is_some_and(|session| session.joined.contains(key))
     }
 
     /// The session has asked for a missing document. Ignored for a session that was not active here.
@@ -241,7 +241,7 @@ impl Activity {
     /// The next request asks the store: the lock is gone, or may be changing.
     pub(super) fn unlearn(&self, aid: &Aid, key: &LockKey) {
         if let Some(session) = self.sessions.lock().of.get_mut(aid) {
-            session.known.retain(|known| known != key);
+            session.joined.retain(|joined| joined != key);
         }
     }
 

@@ -9,14 +9,14 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Answer, Ask, Lock},
-    manager::{Parts, takeover::can_be_taken_over},
+    manager::{Core, takeover::can_be_taken_over},
     store::{Ability, Acquisition, Answered, Asked, LastEnd},
 };
 
 /// How often a person may ask in a minute, repetitions included: a page that waits sends one every 30 to 55 s.
 const A_MINUTE: u32 = 30;
 
-impl Parts {
+impl Core {
     /// False if nobody would hear an ask for this lock.
     pub(crate) fn hears_asks(&self, lock: &Lock) -> bool {
         can_be_taken_over(lock) && lock.aid.hears_asks() && self.verbs.store.can(Ability::Asks)
@@ -43,7 +43,7 @@ impl Parts {
         });
         match asked.await? {
             Asked::Stands { ask, before } => {
-                let (waiting, behind) = self.seen.queues.machine.lock().around(&key, &aid);
+                let (waiting, behind) = self.beliefs.queues.machine.lock().around(&key, &aid);
                 let asked = before.into_iter().filter(|it| !behind.contains(it));
                 let ahead: HashSet<Aid> = waiting.into_iter().chain(asked).collect();
                 Ok((ask, ahead.len()))

@@ -12,7 +12,7 @@ use crate::{
     key::LockKey,
     lock::{Holder, Lock},
     manager::{
-        LockManager, Parts, Stop,
+        Core, LockManager, Stop,
         activity::Activity,
         background::{
             listener::{self, Listener, Listeners},
@@ -33,7 +33,7 @@ use crate::{
         verbs::{Runner, Verbs},
         wait::Queues,
         watch::{events::Events, streams::Streams},
-        watched::Seen,
+        watched::Beliefs,
     },
     store::{DEFAULT_TTL, TTL_RANGE},
     takeover::Takeover,
@@ -235,7 +235,7 @@ impl LockManagerBuilder {
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.listeners.taken = Some(Listener::of_takeovers(listener));
+        self.listeners.takeovers = Some(Listener::of_takeovers(listener));
         self
     }
 
@@ -416,7 +416,7 @@ impl LockManagerBuilder {
             Arc::clone(&log_limit),
             ttl,
         ));
-        let seen = Arc::new(Seen {
+        let beliefs = Arc::new(Beliefs {
             activity: Activity::new(ttl / 3),
             watched: Default::default(),
             losses: Default::default(),
@@ -432,13 +432,13 @@ impl LockManagerBuilder {
         let reads = Arc::new(Reads {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
-            seen: Arc::clone(&seen),
+            beliefs: Arc::clone(&beliefs),
         });
         let granting = Arc::new(Granting {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
             freezes: Arc::clone(&freezes),
-            seen: Arc::clone(&seen),
+            beliefs: Arc::clone(&beliefs),
             reads: Arc::clone(&reads),
             ttl,
             max_hold: self.settings.max_hold,
@@ -448,14 +448,14 @@ impl LockManagerBuilder {
         let saves = Saves {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
-            seen: Arc::clone(&seen),
+            beliefs: Arc::clone(&beliefs),
             causes: Arc::clone(&causes),
         };
         let served = Arc::default();
         let sessions = Arc::new(Sessions {
             verbs: Arc::clone(&verbs),
             collections: Arc::clone(&collections),
-            seen: Arc::clone(&seen),
+            beliefs: Arc::clone(&beliefs),
             reads: Arc::clone(&reads),
             renewals: Default::default(),
             paces: Default::default(),
@@ -464,11 +464,11 @@ impl LockManagerBuilder {
             ttl,
             max_hold: self.settings.max_hold,
         });
-        let parts = Arc::new(Parts {
+        let core = Arc::new(Core {
             verbs,
             collections,
             freezes,
-            seen,
+            beliefs,
             reads,
             granting,
             saves,
@@ -490,26 +490,26 @@ impl LockManagerBuilder {
             sweeps: Default::default(),
             panics: Default::default(),
         });
-        let weak = Arc::downgrade(&parts);
-        parts.collections.follow_with(move || {
-            if let Some(parts) = weak.upgrade() {
-                parts.follow_all();
+        let weak = Arc::downgrade(&core);
+        core.collections.follow_with(move || {
+            if let Some(core) = weak.upgrade() {
+                core.follow_all();
             }
         });
-        parts.supervise("freezes", |_| {}, freezes::follow);
-        parts.supervise("collections", |_| {}, collections::follow);
+        core.supervise("freezes", |_| {}, freezes::follow);
+        core.supervise("collections", |_| {}, collections::follow);
         if let Some(interval) = reaper_interval {
-            let run = move |parts| reaper::run(parts, interval);
-            parts.sweeps.by(parts.supervise("reaper", |_| {}, run));
-            parts.supervise("note of this server", |_| {}, fleet::follow);
+            let run = move |core| reaper::run(core, interval);
+            core.sweeps.by(core.supervise("reaper", |_| {}, run));
+            core.supervise("note of this server", |_| {}, fleet::follow);
         }
-        let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
-        for (task, listener) in [("listener", ended), ("listener for taken locks", taken)] {
+        let (Listeners { ended, takeovers }, limit) = (self.listeners, self.listener_timeout);
+        for (task, listener) in [("listener", ended), ("listener for taken locks", takeovers)] {
             let Some(listener) = listener else { continue };
-            let run = move |parts| listener::run(parts, listener.clone(), limit);
-            parts.supervise(task, |_| {}, run);
+            let run = move |core| listener::run(core, listener.clone(), limit);
+            core.supervise(task, |_| {}, run);
         }
-        Ok(LockManager { parts })
+        Ok(LockManager { core })
     }
 }
 

@@ -49,15 +49,15 @@ impl Own {
 
 impl Causes {
     /// This acquisition was taken from its holder.
-    pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken: TakenBy) {
-        *self.taken.lock().used((key, token)) = Some((taken, clock::now()));
+    pub(in crate::manager) fn was_taken(&self, key: LockKey, token: LockToken, taken_by: TakenBy) {
+        *self.taken.lock().used((key, token)) = Some((taken_by, clock::now()));
     }
 
     /// The person who has taken this acquisition from its holder, if that is recent.
     pub(crate) fn taken_by(&self, key: &LockKey, token: LockToken) -> Option<TakenBy> {
         let all = self.taken.lock();
-        let (taken, at) = all.get(&(key.clone(), token))?.as_ref()?;
-        (clock::since(*at) < REMEMBER_TAKEN).then(|| taken.clone())
+        let (taken_by, at) = all.get(&(key.clone(), token))?.as_ref()?;
+        (clock::since(*at) < REMEMBER_TAKEN).then(|| taken_by.clone())
     }
 
     /// The document was saved under this lock, or was deleted.
@@ -108,8 +108,8 @@ impl Causes {
         tokens: &[LockToken],
         until: Instant,
     ) -> Option<LossCause> {
-        if let Some(taken) = tokens.iter().find_map(|token| self.taken_by(key, *token)) {
-            return Some(LossCause::Taken(taken));
+        if let Some(taken_by) = tokens.iter().find_map(|token| self.taken_by(key, *token)) {
+            return Some(LossCause::Taken(taken_by));
         }
         // Of several tokens, it is not known which one belongs to this document.
         let [token] = tokens else { return None };

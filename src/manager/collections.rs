@@ -20,7 +20,7 @@ use crate::{
     freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
-        Parts, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses, verbs::Verbs,
+        Core, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses, verbs::Verbs,
     },
     store::{Ability, Pattern, Rules},
 };
@@ -30,7 +30,7 @@ use crate::{
 pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
-const LOOK: Duration = Duration::from_secs(10);
+const DISCOVER_EVERY: Duration = Duration::from_secs(10);
 /// Building an index may take longer than the deadline of a request.
 const PREPARE: Duration = Duration::from_secs(60);
 
@@ -40,9 +40,9 @@ pub(crate) struct Collections {
     servers: Arc<Servers>,
     log_limit: Arc<LogLimit>,
     ttl: Duration,
-    known: RwLock<Known>,
-    /// When the latest look for collections began. The mutex is held while a collection is prepared on its first use.
-    looked: Mutex<Option<Instant>>,
+    known: RwLock<Registrations>,
+    /// When the latest discovery of collections began. The mutex is held while a collection is prepared on its first use.
+    discovered: Mutex<Option<Instant>>,
     /// Notified of each new collection and pattern.
     pub(super) new: Notify,
     /// Follows the events of a new collection.
@@ -50,7 +50,7 @@ pub(crate) struct Collections {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Registrations {
     by_name: BTreeMap<&'static str, Registered>,
     patterns: Vec<(Pattern, Registered)>,
 }
@@ -92,8 +92,8 @@ impl Collections {
         log_limit: Arc<LogLimit>,
         ttl: Duration,
     ) -> Self {
-        let (known, looked, new, follow) = Default::default();
-        Self { verbs, freezes, servers, log_limit, ttl, known, looked, new, follow }
+        let (known, discovered, new, follow) = Default::default();
+        Self { verbs, freezes, servers, log_limit, ttl, known, discovered, new, follow }
     }
 
     /// Has `follow` called for each new collection.
@@ -138,7 +138,7 @@ impl Collections {
         }
         self.servers.registered(written, T::FENCED, T::FAIR);
         self.new.notify_one();
-        self.look_for_collections(Duration::ZERO, self.until_prepared()).await
+        self.discover(Duration::ZERO, self.until_prepared()).await
     }
 
     fn until_prepared(&self) -> Instant {
@@ -374,25 +374,25 @@ impl Collections {
     }
 
     async fn turn_to_prepare(&self, until: Instant) -> Result<MutexGuard<'_, Option<Instant>>> {
-        timeout_at(until.into(), self.looked.lock()).await.map_err(|_| {
+        timeout_at(until.into(), self.discovered.lock()).await.map_err(|_| {
             let message = "another collection is being prepared, and the database does not answer";
             StoreError::new(StoreErrorKind::Unavailable, message).into()
         })
     }
 
-    /// Learns of the collections by pattern that other servers have prepared, unless a look began within `age`
+    /// Learns of the collections by pattern that other servers have prepared, unless a discovery began within `age`
     /// before this call. Costs nothing without patterns.
     ///
     /// # Errors
     /// The first error; all other collections are prepared anyway.
-    pub(super) async fn look_for_collections(&self, age: Duration, until: Instant) -> Result<()> {
+    pub(super) async fn discover(&self, age: Duration, until: Instant) -> Result<()> {
         let patterns = self.known.read().patterns.clone();
         if patterns.is_empty() {
             return Ok(());
         }
         let asked = clock::now();
-        let mut looked = self.turn_to_prepare(until).await?;
-        if looked.is_some_and(|at| at + age >= asked) {
+        let mut discovered = self.turn_to_prepare(until).await?;
+        if discovered.is_some_and(|at| at + age >= asked) {
             return Ok(());
         }
         let (begins, mut outcome) = (clock::now(), Ok(()));
@@ -409,14 +409,14 @@ impl Collections {
                 }
             }
         }
-        *looked = Some(begins);
+        *discovered = Some(begins);
         outcome
     }
 
     /// For an operation on everything that a session holds: learns of collections that only other servers have used
     /// so far. If that fails, the operation covers only the collections that this server knows.
     pub(crate) async fn all_collections(&self, until: Instant) -> Vec<&'static str> {
-        if let Err(e) = self.look_for_collections(Duration::ZERO, until).await {
+        if let Err(e) = self.discover(Duration::ZERO, until).await {
             self.log_limit.warn("collections", || {
                 format!("locks in collections that only other servers know may be left out: {e}")
             });
@@ -434,15 +434,15 @@ impl Collections {
 }
 
 /// Looks for collections that other servers have prepared, until the manager is gone.
-pub(super) async fn follow(manager: Weak<Parts>) {
-    let mut pauses = Pauses::new("looking for collections", LOOK);
-    while let Some(parts) = manager.upgrade() {
-        let looked = parts.collections.look_for_collections(LOOK / 2, parts.verbs.until());
-        let pause = match looked.await {
-            Ok(()) => pauses.after_success(Some(LOOK)),
-            Err(e) => pauses.after_failure(&e).min(LOOK),
+pub(super) async fn follow(manager: Weak<Core>) {
+    let mut pauses = Pauses::new("looking for collections", DISCOVER_EVERY);
+    while let Some(core) = manager.upgrade() {
+        let discovery = core.collections.discover(DISCOVER_EVERY / 2, core.verbs.until());
+        let pause = match discovery.await {
+            Ok(()) => pauses.after_success(Some(DISCOVER_EVERY)),
+            Err(e) => pauses.after_failure(&e).min(DISCOVER_EVERY),
         };
-        drop(parts);
+        drop(core);
         sleep(pause).await;
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     error::BoxError,
     key::LockKey,
     manager::{
-        Parts,
+        Core,
         batches::Batches,
         one_at_a_time::{Turn, Turns},
     },
@@ -111,7 +111,7 @@ impl Descriptions {
         person: Option<&Actor>,
         asker: Option<&Person>,
         keys: &[LockKey],
-        parts: &Arc<Parts>,
+        core: &Arc<Core>,
     ) -> Vec<(LockKey, Shared<Call>)> {
         let person = person.filter(|_| self.describe.is_personal).cloned();
         let keys = keys.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
@@ -120,10 +120,10 @@ impl Descriptions {
             if self.is_paused() {
                 return None;
             }
-            let (this, parts, person) = (Arc::clone(self), Arc::clone(parts), person.clone());
+            let (this, core, person) = (Arc::clone(self), Arc::clone(core), person.clone());
             let turn = asker.and_then(|it| self.of_person.join(it.clone(), usize::MAX));
-            let runtime = parts.verbs.runner.runtime().clone();
-            let call = runtime.spawn(async move { this.ask(turn, person, keys, &parts).await });
+            let runtime = core.verbs.runner.runtime().clone();
+            let call = runtime.spawn(async move { this.ask(turn, person, keys, &core).await });
             Some(async { call.await.ok().flatten() }.boxed().shared())
         })
     }
@@ -134,7 +134,7 @@ impl Descriptions {
         own_turn: Option<impl Future<Output = Option<Turn>>>,
         person: Option<Actor>,
         keys: Vec<LockKey>,
-        parts: &Parts,
+        core: &Core,
     ) -> Option<Arc<Titles>> {
         let turns = async {
             let own = match own_turn {
@@ -152,7 +152,7 @@ impl Descriptions {
             Err(why) => {
                 // The function usually needs the same database, so in an outage its failure says nothing about the
                 // function.
-                let is_outage = parts.freezes.ask(clock::now() + LIMIT).await.is_err();
+                let is_outage = core.freezes.ask(clock::now() + LIMIT).await.is_err();
                 self.failed(&keys, &why, is_outage);
                 None
             }
@@ -230,7 +230,7 @@ impl Descriptions {
     }
 }
 
-impl Parts {
+impl Core {
     /// The titles and links of these documents that the application gives for this person. Never fails, and answers
     /// within 2 s: a document without a title is left out. The calls for one `asker` take turns.
     pub(crate) async fn descriptions_for(

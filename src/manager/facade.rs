@@ -44,7 +44,7 @@ impl LockManager {
     /// # Errors
     /// As `register`.
     pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<()> {
-        self.parts.collections.register::<T>(collection).await
+        self.core.collections.register::<T>(collection).await
     }
 
     /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
@@ -64,7 +64,7 @@ impl LockManager {
     /// collections have locks already. Also the errors of [`register`](Self::register), for the collections that have
     /// locks already. Even after such an error the pattern is registered, and the other collections are prepared.
     pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<()> {
-        self.parts.collections.register_matching::<T>(pattern).await
+        self.core.collections.register_matching::<T>(pattern).await
     }
 
     /// Names a document by the id in a URL. The collection must be registered.
@@ -73,7 +73,7 @@ impl LockManager {
     /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
     /// [`LockError::Misconfigured`] if the collection is not registered.
     pub fn key(&self, collection: &str, id: &str) -> Result<LockKey> {
-        self.parts.collections.key(collection, id)
+        self.core.collections.key(collection, id)
     }
 
     /// Makes [`list`](Self::list) and [`events`](Self::events) include a collection whose type this
@@ -85,7 +85,7 @@ impl LockManager {
     /// [register](Self::register) their types.
     #[cfg(feature = "_mongo")]
     pub fn attach(&self, collection: &'static str) {
-        self.parts.collections.attach(collection);
+        self.core.collections.attach(collection);
     }
 
     /// The live lock on this document, if there is one. Only for display: it may change at any moment.
@@ -93,7 +93,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>> {
-        self.parts.reads.inspect(key, None, self.parts.verbs.until()).await
+        self.core.reads.inspect(key, None, self.core.verbs.until()).await
     }
 
     /// The live locks on these documents, in their order: for each document what
@@ -102,7 +102,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>> {
-        self.parts.reads.inspect_many(keys, None, self.parts.verbs.until()).await
+        self.core.reads.inspect_many(keys, None, self.core.verbs.until()).await
     }
 
     /// All live locks on this document: one exclusive lock, or the locks of its readers.
@@ -111,7 +111,7 @@ impl LockManager {
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>> {
         let (collection, keys) = (key.collection(), vec![key.clone()]);
-        self.parts.reads.locks_on(collection, keys, self.parts.verbs.until()).await
+        self.core.reads.locks_on(collection, keys, self.core.verbs.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -119,7 +119,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list(&self) -> Result<Vec<Lock>> {
-        self.parts.reads.list(None, self.parts.verbs.until()).await
+        self.core.reads.list(None, self.core.verbs.until()).await
     }
 
     /// The live locks of one session.
@@ -127,7 +127,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>> {
-        self.parts.reads.list(Some(aid), self.parts.verbs.until()).await
+        self.core.reads.list(Some(aid), self.core.verbs.until()).await
     }
 
     /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
@@ -138,7 +138,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`]. Also if an open transaction blocks one of the locks; the others are then renewed.
     pub async fn renew(&self, aid: &Aid) -> Result<u64> {
-        self.parts.sessions.renew(aid).await
+        self.core.sessions.renew(aid).await
     }
 
     /// Ends the session, as its logout does. All its locks are released. The extractors and the lock API refuse the
@@ -153,7 +153,7 @@ impl LockManager {
     /// # Cancel safety
     /// If the future is dropped, the session is still ended.
     pub async fn end_session(&self, aid: &Aid) -> Result<Ended> {
-        self.parts.sessions.end(aid, EndReason::LoggedOut).await
+        self.core.sessions.end(aid, EndReason::LoggedOut).await
     }
 
     /// Ends another session: as [`end_session`](Self::end_session), with the reason
@@ -165,7 +165,7 @@ impl LockManager {
     /// # Errors
     /// As `end_session`. It is also as cancel safe.
     pub async fn revoke_session(&self, aid: &Aid) -> Result<Ended> {
-        self.parts.sessions.end(aid, EndReason::Revoked).await
+        self.core.sessions.end(aid, EndReason::Revoked).await
     }
 
     /// A hook for a session store that tells when its sessions end: the locks of the session are released before the
@@ -190,7 +190,7 @@ impl LockManager {
     pub fn session_ends<E: Into<(String, &'static str)>>(
         &self,
     ) -> impl Fn(E) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<E> {
-        self.parts.sessions.ends()
+        self.core.sessions.ends()
     }
 
     /// Releases all locks of the session, which goes on and may take new locks. Returns the documents
@@ -199,7 +199,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
-        self.parts.sessions.release_all(aid).await
+        self.core.sessions.release_all(aid).await
     }
 
     /// Takes the lock on `key` for the session `aid`, or says who holds it. One command.
@@ -232,9 +232,9 @@ impl LockManager {
             ttl,
         };
         let acquired = self
-            .parts
+            .core
             .granting
-            .acquire(&wanted, &TaskTracker::new(), self.parts.verbs.until())
+            .acquire(&wanted, &TaskTracker::new(), self.core.verbs.until())
             .await?;
         Ok(match acquired {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
@@ -252,7 +252,7 @@ impl LockManager {
     /// See [`LockManager`]. It is no error if the lock is already gone.
     pub async fn release(&self, lock: &Lock) -> Result<Released> {
         match Acquisition::of(lock) {
-            Some(held) => self.parts.granting.release_by(&held, self.parts.verbs.until()).await,
+            Some(held) => self.core.granting.release_by(&held, self.core.verbs.until()).await,
             None => Ok(Released::AlreadyGone),
         }
     }
@@ -270,7 +270,7 @@ impl LockManager {
     /// [`LockError::BreakRefused`] by the policy. Otherwise see [`LockManager`]. It is no error if the lock is already
     /// gone.
     pub async fn break_lock(&self, lock: &Lock, actor: &Actor, reason: &str) -> Result<Released> {
-        self.parts.break_lock(lock, actor, reason).await
+        self.core.break_lock(lock, actor, reason).await
     }
 
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
@@ -307,7 +307,7 @@ impl LockManager {
     /// # Cancel safety
     /// May be dropped and called again.
     pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
-        self.parts.lost(lock)
+        self.core.lost(lock)
     }
 
     /// The events of all locks in all registered collections from now on, on any server.
@@ -330,14 +330,14 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn events(&self) -> LockEvents {
-        LockEvents::of(&self.parts)
+        LockEvents::of(&self.core)
     }
 
     /// The titles and links of these documents, as far as the application
     /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
     /// document without a title is left out.
     pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
-        self.parts.descriptions_for(None, None, keys).await
+        self.core.descriptions_for(None, None, keys).await
     }
 
     /// Freezes a collection, or all of them: until the given end no new locks are granted. Instead of a lock,
@@ -371,12 +371,12 @@ impl LockManager {
         until: impl Into<End>,
         by: &Actor,
     ) -> Result<()> {
-        let scope = self.parts.collections.scope(scope.into()).await?;
-        if !self.parts.collections.has_any() {
+        let scope = self.core.collections.scope(scope.into()).await?;
+        if !self.core.collections.has_any() {
             let message = "a freeze of all collections without any that is registered";
             return Err(LockError::Misconfigured(message.to_owned()));
         }
-        self.parts.freezes.begin(scope, reason, until.into(), by).await
+        self.core.freezes.begin(scope, reason, until.into(), by).await
     }
 
     /// Ends the freeze of this scope. True if the scope was frozen. A freeze of [`Scope::All`] and a freeze of a
@@ -385,8 +385,8 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool> {
-        let scope = self.parts.collections.scope(scope.into()).await?;
-        self.parts.freezes.end(scope).await
+        let scope = self.core.collections.scope(scope.into()).await?;
+        self.core.freezes.end(scope).await
     }
 
     /// Removes expired locks, and ends the idle sessions, in all registered collections. Returns the
@@ -401,7 +401,7 @@ impl LockManager {
     /// # Cancel safety
     /// If the future is dropped, the current batch of sessions is still ended.
     pub async fn sweep(&self) -> Result<usize> {
-        self.parts.sweep().await
+        self.core.sweep().await
     }
 
     /// Ends all [streams of events](Self::events), those over HTTP too, refuses all waiters
@@ -410,8 +410,8 @@ impl LockManager {
     /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
     /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.
     pub fn begin_shutdown(&self) {
-        self.parts.stop_begins.cancel();
-        self.parts.events.close();
-        self.parts.seen.queues.stop.cancel();
+        self.core.stop_begins.cancel();
+        self.core.events.close();
+        self.core.beliefs.queues.stop.cancel();
     }
 }

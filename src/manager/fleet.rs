@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     clock,
     error::Result,
-    manager::{Parts, pauses::Pauses, verbs::Verbs},
+    manager::{Core, pauses::Pauses, verbs::Verbs},
     random,
     server::{Flags, ServerNote},
     store::{Fleet, Topology},
@@ -177,10 +177,10 @@ pub(super) const STANDALONE: &str = "the database is a standalone server, withou
     which one member is enough";
 
 /// Notes this server until the manager is gone.
-pub(super) async fn follow(manager: Weak<Parts>) {
+pub(super) async fn follow(manager: Weak<Core>) {
     let mut pauses = Pauses::new("noting this server for the others", EVERY);
-    while let Some(parts) = manager.upgrade() {
-        let servers = &parts.servers;
+    while let Some(core) = manager.upgrade() {
+        let servers = &core.servers;
         let changed = Arc::clone(&servers.changed);
         let settled = {
             let state = servers.state.lock();
@@ -199,7 +199,7 @@ pub(super) async fn follow(manager: Weak<Parts>) {
             },
             Some(settled) => settled,
         };
-        drop(parts);
+        drop(core);
         tokio::select! {
             () = changed.notified() => {}
             () = sleep(pause) => {}

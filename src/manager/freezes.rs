@@ -18,7 +18,7 @@ use crate::{
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
     manager::{
-        MAX_REASON_BYTES, Parts, claim::Provisional, pauses::Pauses, store_time::StoreTime,
+        Core, MAX_REASON_BYTES, claim::Provisional, pauses::Pauses, store_time::StoreTime,
         verbs::Verbs, watch::events::Events,
     },
     random,
@@ -193,7 +193,11 @@ impl Freezes {
     }
 
     /// Gives a fresh lock back if its collection was frozen in the meantime.
-    pub(super) async fn refuse(&self, fresh: Provisional, until: Instant) -> Result<Provisional> {
+    pub(super) async fn keep_unless_frozen(
+        &self,
+        fresh: Provisional,
+        until: Instant,
+    ) -> Result<Provisional> {
         match self.check(&fresh.lock.key, Some(fresh.lock.since), until).await {
             Ok(()) => Ok(fresh),
             Err(refused) => {
@@ -256,33 +260,33 @@ pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
 }
 
 /// Asks for freezes until the manager is gone.
-pub(super) async fn follow(manager: Weak<Parts>) {
+pub(super) async fn follow(manager: Weak<Core>) {
     let mut pauses = Pauses::new("asking for freezes", POLL);
     let mut noted = Vec::new();
-    let mut standstills = manager.upgrade().map(|parts| parts.seen.time.standstills());
-    while let Some(parts) = manager.upgrade() {
-        let freezes = &parts.freezes;
+    let mut standstills = manager.upgrade().map(|core| core.beliefs.time.standstills());
+    while let Some(core) = manager.upgrade() {
+        let freezes = &core.freezes;
         // Without a type nothing can be locked, and the store may not be prepared.
-        let pause = if parts.collections.names().is_empty() {
+        let pause = if core.collections.names().is_empty() {
             POLL
         } else {
             let ask = async {
-                freezes.ask(parts.verbs.until()).await?;
-                freezes.note_obedience(&mut noted, parts.collections.grants_locks()).await
+                freezes.ask(core.verbs.until()).await?;
+                freezes.note_obedience(&mut noted, core.collections.grants_locks()).await
             };
             let asked = ask.await;
             if let Some(news) = &mut standstills
                 && news.has_changed().unwrap_or(false)
             {
                 news.mark_unchanged();
-                parts.look_again();
+                core.look_again();
             }
             match asked {
                 Ok(()) => pauses.after_success(Some(POLL)),
                 Err(e) => pauses.after_failure(&e).min(POLL),
             }
         };
-        drop(parts);
+        drop(core);
         sleep(pause).await;
     }
 }

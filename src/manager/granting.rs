@@ -17,16 +17,16 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
-        Parts,
+        Core,
         claim::{Acquired, Provisional, Wait, Wanted, lock_of},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
         reads::Reads,
         verbs::{self, Verbs},
-        wait::{InTurn, Needs, Together},
+        wait::{ForWaiters, InTurn, Together},
         watch::changes::{Wakeup, poll_pause},
-        watched::Seen,
+        watched::Beliefs,
     },
     store::{Claim, Confirmed, TryAcquire},
 };
@@ -43,9 +43,9 @@ fn given_back(key: &LockKey) -> LockError {
 }
 
 /// What a read shows of a document whose lock a session asks for.
-pub(crate) enum Looked {
+pub(crate) enum Availability {
     /// The session holds the lock.
-    Mine,
+    Own,
     /// Nothing that the read shows is in the way.
     Free,
     Refused(LockError),
@@ -56,14 +56,14 @@ pub(crate) struct Granting {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
     pub(super) freezes: Arc<Freezes>,
-    pub(super) seen: Arc<Seen>,
+    pub(super) beliefs: Arc<Beliefs>,
     pub(super) reads: Arc<Reads>,
     pub(super) ttl: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) max_locks: usize,
 }
 
-impl Parts {
+impl Core {
     /// Takes the lock, and waits for it as long as `wait` says. `owner` is the waiter that a search for circles
     /// sees: the session itself, or the job that the guard belongs to.
     ///
@@ -93,14 +93,14 @@ impl Parts {
         observe::in_span!("doclock.wait", Some(wanted.key.collection()), async {
             let label = self.collections.label(&wanted.key);
             let mut waiting = observe::Waiting::begins(label, wanted.mode);
-            let acquired = self.seen.queues.acquire(self, wanted, owner, wait, scope).await;
+            let acquired = self.beliefs.queues.acquire(self, wanted, owner, wait, scope).await;
             waiting.ends(&acquired);
             acquired
         })
     }
 }
 
-impl Needs for Arc<Parts> {
+impl ForWaiters for Arc<Core> {
     async fn claim(
         &self,
         wanted: &Wanted,
@@ -114,7 +114,7 @@ impl Needs for Arc<Parts> {
         self.granting.claim(label, &wanted.key, claim, order, scope, until).await
     }
 
-    async fn look(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<Option<Lock>> {
+    async fn live_lock(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<Option<Lock>> {
         self.reads.inspect(key, Some(aid), until).await
     }
 
@@ -171,7 +171,7 @@ impl Granting {
         let held = self.held_in_a_freeze(key, &claim, until).await?;
         match self.claim_at_once(key, claim, order, scope, until).await? {
             Acquired::Granted(fresh) => {
-                Ok(Acquired::Granted(self.freezes.refuse(fresh, until).await?))
+                Ok(Acquired::Granted(self.freezes.keep_unless_frozen(fresh, until).await?))
             }
             // Perhaps the grant of another request, which the freeze takes back at this moment.
             Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
@@ -245,39 +245,39 @@ impl Granting {
         let acquire = verbs::with_permit(order, self.verbs.deadline, acquire);
         let acquired = self.verbs.complete("try_acquire", until, scope, acquire).await?;
         if let Some(lock) = lock_of(&acquired) {
-            self.seen.watched.saw(lock, asked);
+            self.beliefs.watched.saw(lock, asked);
         }
         Ok(acquired)
     }
 
     /// What one read shows of these documents, for a session that asks for their locks: one query for each collection.
-    pub(crate) async fn look_at_each(
+    pub(crate) async fn availability_of_each(
         &self,
         keys: &[LockKey],
         aid: Option<&Aid>,
         mode: Mode,
         until: Instant,
-    ) -> Result<Vec<Looked>> {
+    ) -> Result<Vec<Availability>> {
         let found = self.reads.inspect_many(keys, aid, until).await?;
-        let looked = keys.iter().zip(found).map(|(key, lock)| {
+        let shown = keys.iter().zip(found).map(|(key, lock)| {
             let is_mine = lock.as_ref().is_some_and(|it| Some(&it.aid) == aid);
             let excludes = |it: &Lock| mode == Mode::Exclusive || it.mode == Mode::Exclusive;
             match (lock, self.freezes.on(key.collection())) {
-                (Some(lock), Some(_)) if is_mine && lock.mode.covers(mode) => Looked::Mine,
-                (_, Some(freeze)) => Looked::Refused(frozen_by(key, freeze)),
-                (Some(_), None) if is_mine => Looked::Mine,
+                (Some(lock), Some(_)) if is_mine && lock.mode.covers(mode) => Availability::Own,
+                (_, Some(freeze)) => Availability::Refused(frozen_by(key, freeze)),
+                (Some(_), None) if is_mine => Availability::Own,
                 (Some(lock), None) if excludes(&lock) => {
                     observe::refused(self.collections.label(key), mode);
-                    Looked::Refused(LockError::Held(Box::new(lock)))
+                    Availability::Refused(LockError::Held(Box::new(lock)))
                 }
-                _ => Looked::Free,
+                _ => Availability::Free,
             }
         });
-        Ok(looked.collect())
+        Ok(shown.collect())
     }
 
     /// How many locks a web session may have beside those that it has.
-    pub(crate) async fn room(&self, aid: &Aid, until: Instant) -> Result<usize> {
+    pub(crate) async fn locks_left(&self, aid: &Aid, until: Instant) -> Result<usize> {
         Ok(self.max_locks.saturating_sub(self.count(aid, until).await?.len()))
     }
 
@@ -286,9 +286,14 @@ impl Granting {
     ///
     /// # Errors
     /// [`LockError::TooManyLocks`], unless the session has this lock already, or somebody else has it.
-    pub(crate) async fn may_ask(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<()> {
-        if self.seen.activity.believed(aid) < self.max_locks
-            || self.room(aid, until).await? > 0
+    pub(crate) async fn check_limit_before(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<()> {
+        if self.beliefs.activity.believed(aid) < self.max_locks
+            || self.locks_left(aid, until).await? > 0
             || self.reads.inspect(key, Some(aid), until).await?.is_some()
         {
             return Ok(());
@@ -304,9 +309,14 @@ impl Granting {
     /// the last place. A lock that is not fresh is one of another request, which counts for itself.
     ///
     /// Asks the store only if the session may be close to the limit.
-    pub(crate) async fn may_keep(&self, lock: &Lock, is_fresh: bool, until: Instant) -> Result<()> {
+    pub(crate) async fn check_limit_after(
+        &self,
+        lock: &Lock,
+        is_fresh: bool,
+        until: Instant,
+    ) -> Result<()> {
         let limit = self.max_locks;
-        if !self.seen.activity.granted(&lock.aid, limit) {
+        if !self.beliefs.activity.granted(&lock.aid, limit) {
             return Ok(());
         }
         let patience = until.min(clock::now() + GIVES_WAY);
@@ -325,7 +335,7 @@ impl Granting {
     async fn count(&self, aid: &Aid, until: Instant) -> Result<Vec<Lock>> {
         let in_each = self.reads.in_each(|collection| self.reads.list_in(collection, aid, until));
         let locks: Vec<_> = in_each.await?.into_iter().flatten().collect();
-        self.seen.activity.counted(aid, locks.len());
+        self.beliefs.activity.counted(aid, locks.len());
         Ok(locks)
     }
 
@@ -340,10 +350,10 @@ impl Granting {
 
     /// Confirms by one read the lock that this request wants and its session holds. `None` also if the record must
     /// change: the lease is about to expire, or the lock belongs to another tab, to another load of the page or to
-    /// another name of the holder, or the page comes back within its grace period, or no second request was told of
+    /// another name of the holder, or the page comes back within its grace period, or no second request has joined
     /// the lock yet.
     ///
-    /// Costs nothing if the session was not [told](Self::told) of the lock on this server.
+    /// Costs nothing unless a second request has [joined](Self::joined) the lock on this server.
     ///
     /// # Errors
     /// The errors of the store.
@@ -354,7 +364,7 @@ impl Granting {
         until: Instant,
     ) -> Result<Option<Confirmed>> {
         let Wanted { key, aid, .. } = wanted;
-        if !self.seen.activity.was_told(aid, key) {
+        if !self.beliefs.activity.was_joined(aid, key) {
             return Ok(None);
         }
         let timer = observe::Timer::start(self.collections.label(key), wanted.mode);
@@ -366,30 +376,30 @@ impl Granting {
         Ok(Some(confirmed))
     }
 
-    /// Another request than the one that took this lock was told of it, and the record says so.
-    pub(crate) fn told(&self, lock: &Lock) {
-        self.seen.activity.told(&lock.aid, &lock.key);
+    /// Another request than the one that took this lock has joined it, and the record says so.
+    pub(crate) fn joined(&self, lock: &Lock) {
+        self.beliefs.activity.joined(&lock.aid, &lock.key);
     }
 
     /// The client of this session has shown that it believed in this acquisition, which is gone.
     pub(crate) fn missed_lock(&self, key: &LockKey, token: LockToken, noticed: &'static str) {
-        self.seen.losses.count(self.collections.label(key), Some(token), "unknown", noticed);
+        self.beliefs.losses.count(self.collections.label(key), Some(token), "unknown", noticed);
     }
 
     /// The session has asked for a missing document, and had the lock of it for a moment.
     pub(crate) fn missed(&self, aid: &Aid) {
-        self.seen.activity.missed(aid);
+        self.beliefs.activity.missed(aid);
     }
 
     /// True if the application has to be asked, once a minute, whether the person of this session may keep its locks.
     pub(crate) fn is_to_be_asked(&self, aid: &Aid) -> bool {
-        self.seen.activity.is_to_be_asked(aid)
+        self.beliefs.activity.is_to_be_asked(aid)
     }
 
     /// True if the document may exist. The store is asked if the session has missed a document within the last
     /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
     pub(crate) async fn may_exist(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {
-        Ok(!self.seen.activity.has_missed(aid) || self.reads.exists(key, until).await?)
+        Ok(!self.beliefs.activity.has_missed(aid) || self.reads.exists(key, until).await?)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Answer, Ask, FencingToken, Lock, LockToken, Mode},
     manager::{
-        LockEvents, Parts,
+        Core, LockEvents,
         claim::{Acquired, Wanted},
         pauses::jittered,
         watched::LockWatch,
@@ -40,7 +40,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 ///   never blocks), or with its process after the ttl.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
-    parts: Arc<Parts>,
+    core: Arc<Core>,
     lock: Lock,
     held: Acquisition,
     wanted: Wanted,
@@ -55,13 +55,13 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    pub(super) fn new(parts: Arc<Parts>, lock: Lock, wanted: Wanted, owner: Aid) -> Result<Self> {
+    pub(super) fn new(core: Arc<Core>, lock: Lock, wanted: Wanted, owner: Aid) -> Result<Self> {
         // Only possible if somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock).ok_or_else(|| LockError::lost(lock.key.clone()))?;
-        let watch = parts.seen.watched.watch(&lock, held.token);
-        parts.keep(&wanted, &held, &owner);
+        let watch = core.beliefs.watched.watch(&lock, held.token);
+        core.keep(&wanted, &held, &owner);
         Ok(Self {
-            parts,
+            core,
             lock,
             held,
             wanted,
@@ -117,7 +117,7 @@ impl LockGuard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.parts.lost(&self.lock)
+        self.core.lost(&self.lock)
     }
 
     /// Waits until somebody asks for the exclusive lock, and returns each ask once. A job may then release the lock at a good
@@ -134,7 +134,7 @@ impl LockGuard {
         if !self.held.aid.hears_asks() {
             return None;
         }
-        let mut events = LockEvents::of(&self.parts);
+        let mut events = LockEvents::of(&self.core);
         loop {
             match &*events.next().await? {
                 LockEvent::Resync => {}
@@ -144,7 +144,7 @@ impl LockGuard {
             let asks = loop {
                 match self.asks().await {
                     Ok(asks) => break asks,
-                    Err(_) if self.parts.stop_begins.is_cancelled() => return None,
+                    Err(_) if self.core.stop_begins.is_cancelled() => return None,
                     Err(_) => sleep(jittered(ASK_AGAIN)).await,
                 }
             };
@@ -159,10 +159,10 @@ impl LockGuard {
 
     /// The asks for the lock at this moment; none if the lock is gone.
     async fn asks(&self) -> Result<Vec<Ask>> {
-        let until = self.parts.verbs.until();
-        let lock = self.parts.reads.inspect(self.key(), Some(&self.held.aid), until).await?;
+        let until = self.core.verbs.until();
+        let lock = self.core.reads.inspect(self.key(), Some(&self.held.aid), until).await?;
         let mut own = lock.filter(|lock| lock.token == Some(self.held.token));
-        self.parts.leave_out_ended_askers(own.as_mut_slice(), until).await;
+        self.core.leave_out_ended_askers(own.as_mut_slice(), until).await;
         Ok(own.map(|lock| lock.asks).unwrap_or_default())
     }
 
@@ -175,7 +175,7 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the answer may or may not be told.
     pub async fn answer(&self, ask: &Ask, answer: Answer) -> Result<()> {
-        self.parts.answer(&self.held, ask.id, answer, self.parts.verbs.until()).await
+        self.core.answer(&self.held, ask.id, answer, self.core.verbs.until()).await
     }
 
     /// Makes a shared lock exclusive. Granted if this is the only reader. Otherwise it is refused, and
@@ -196,7 +196,7 @@ impl LockGuard {
         let upgrades = Some(self.held.token);
         let wanted = Wanted { mode: Mode::Exclusive, upgrades, ..self.wanted.clone() };
         let scope = Default::default();
-        match self.parts.granting.acquire(&wanted, &scope, self.parts.verbs.until()).await? {
+        match self.core.granting.acquire(&wanted, &scope, self.core.verbs.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::Lost(key) => Err(LockError::lost(key)),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
@@ -205,7 +205,7 @@ impl LockGuard {
     }
 
     fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<()> {
-        let upgraded = Self::new(Arc::clone(&self.parts), lock, wanted, self.owner.clone())?;
+        let upgraded = Self::new(Arc::clone(&self.core), lock, wanted, self.owner.clone())?;
         let mut shared = std::mem::replace(self, upgraded);
         // The grant has removed the shared lock.
         shared.is_released = true;
@@ -221,8 +221,8 @@ impl LockGuard {
     /// If the future is dropped, the lock is still released.
     pub async fn release(mut self) -> Result<Released> {
         // A renewal at this moment would report the lock as lost.
-        self.parts.sessions.keep_no_more(&self.held);
-        let released = self.parts.granting.release_by(&self.held, self.parts.verbs.until()).await;
+        self.core.sessions.keep_no_more(&self.held);
+        let released = self.core.granting.release_by(&self.held, self.core.verbs.until()).await;
         self.is_released = released.is_ok();
         released
     }
@@ -230,9 +230,9 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.parts.sessions.keep_no_more(&self.held);
+        self.core.sessions.keep_no_more(&self.held);
         if !self.is_released {
-            self.parts.granting.release_in_background(self.held.clone());
+            self.core.granting.release_in_background(self.held.clone());
         }
     }
 }

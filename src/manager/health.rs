@@ -242,21 +242,21 @@ impl LockManager {
     #[must_use]
     pub fn health(&self) -> Health {
         Health {
-            collections: self.parts.collections.names(),
-            wakeups: self.parts.watches.states(),
-            waiting: self.parts.seen.queues.machine.lock().waiting(),
-            guards: self.parts.seen.watched.guards(),
-            event_streams: self.parts.event_streams.count(),
-            reaper: self.parts.sweeps.health(
-                self.parts.settings.reaper_interval,
+            collections: self.core.collections.names(),
+            wakeups: self.core.watches.states(),
+            waiting: self.core.beliefs.queues.machine.lock().waiting(),
+            guards: self.core.beliefs.watched.guards(),
+            event_streams: self.core.event_streams.count(),
+            reaper: self.core.sweeps.health(
+                self.core.settings.reaper_interval,
                 self.deadline(),
-                self.parts.unannounced.so_far(),
+                self.core.unannounced.so_far(),
             ),
-            panics: self.parts.panics.all(),
-            frozen: self.parts.freezes.all(),
-            servers: self.parts.servers.count(),
-            disagreements: self.parts.servers.problems(),
-            stopping: self.parts.stop_begins.is_cancelled(),
+            panics: self.core.panics.all(),
+            frozen: self.core.freezes.all(),
+            servers: self.core.servers.count(),
+            disagreements: self.core.servers.problems(),
+            stopping: self.core.stop_begins.is_cancelled(),
         }
     }
 
@@ -283,11 +283,10 @@ impl LockManager {
     /// May be dropped.
     pub async fn check_health(&self) -> HealthReport {
         let asked = clock::now();
-        let answer = self.parts.verbs.ask(
-            "status",
-            self.parts.collections.names(),
-            |store, names, until| store.status(names, until),
-        );
+        let answer =
+            self.core.verbs.ask("status", self.core.collections.names(), |store, names, until| {
+                store.status(names, until)
+            });
         let (reachable, error, status) = match answer.await {
             Ok(status) => (true, None, Some(status)),
             Err(e) => (!is_outage(&e), Some(e.to_string()), None),

@@ -15,7 +15,7 @@ use crate::{
     error::{BoxError, LockError, Result},
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
-    manager::{collections::Collections, observe, verbs::Verbs, watched::Seen},
+    manager::{collections::Collections, observe, verbs::Verbs, watched::Beliefs},
     store::{Confirmed, Original, Query, StoredDocument, UnclearChange},
 };
 
@@ -26,7 +26,7 @@ pub(crate) const LISTED: usize = 1_000;
 pub(crate) struct Reads {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
-    pub(super) seen: Arc<Seen>,
+    pub(super) beliefs: Arc<Beliefs>,
 }
 
 impl Reads {
@@ -79,8 +79,8 @@ impl Reads {
             });
             let lock = lock.await?.pop();
             match &lock {
-                Some(lock) => self.seen.saw(lock, asked),
-                None => self.seen.watched.saw_free(key, asked),
+                Some(lock) => self.beliefs.saw(lock, asked),
+                None => self.beliefs.watched.saw_free(key, asked),
             }
             Ok(lock)
         })
@@ -108,7 +108,7 @@ impl Reads {
             let asked = clock::now();
             let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
             if let Some(aid) = aid {
-                self.seen.saw_all_of(aid, &locks, asked);
+                self.beliefs.saw_all_of(aid, &locks, asked);
             }
             Ok(locks)
         })
@@ -192,7 +192,7 @@ impl Reads {
             let confirmed = confirmed.await?;
             observe::confirmed(confirmed.is_some());
             if let Some(confirmed) = &confirmed {
-                self.seen.saw(&confirmed.lock, asked);
+                self.beliefs.saw(&confirmed.lock, asked);
             }
             Ok(confirmed)
         })

@@ -92,7 +92,7 @@ impl Granting {
                 // The lock was never granted, or was given back before, or it is still there for another
                 // request that was told of it. The first waiter asks the store.
                 Ok(Released::AlreadyGone) => {
-                    attempts.iter().for_each(|it| granting.seen.queues.machine.lock().ended(it));
+                    attempts.iter().for_each(|it| granting.beliefs.queues.machine.lock().ended(it));
                 }
                 retracted => granting.released_in_background(retracted, &attempts),
             }
@@ -135,9 +135,9 @@ impl Granting {
 
     /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
     fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
-        let is_fair = self.seen.queues.machine.lock().is_fair(&held.key)?;
+        let is_fair = self.beliefs.queues.machine.lock().is_fair(&held.key)?;
         let permit = self.verbs.claim_permit().ok()?;
-        Some((self.seen.queues.heir(held, is_fair)?, permit))
+        Some((self.beliefs.queues.heir(held, is_fair)?, permit))
     }
 
     /// Releases a lock by a handover to the next waiter. One command replaces two commands, each of which
@@ -161,7 +161,7 @@ impl Granting {
             match handed.await {
                 Ok(HandedOver::To(lock)) => {
                     observe::handed_over(granting.collections.label(&held.key));
-                    granting.seen.handed_over(&held, &lock, asked);
+                    granting.beliefs.handed_over(&held, &lock, asked);
                     let fresh = Provisional::new(lock, &claim, move |it, joined| {
                         granting.give_back(vec![it], joined, &gift.scope, permit);
                     });
@@ -170,15 +170,15 @@ impl Granting {
                     Ok(Released::Released)
                 }
                 Ok(HandedOver::Released) => {
-                    granting.seen.gone(&held);
+                    granting.beliefs.gone(&held);
                     Ok(Released::Released)
                 }
                 Ok(HandedOver::AlreadyGone) => {
-                    granting.seen.gone(&held);
+                    granting.beliefs.gone(&held);
                     Ok(Released::AlreadyGone)
                 }
                 Err(error) => {
-                    granting.seen.queues.refresh_place(&held.key);
+                    granting.beliefs.queues.refresh_place(&held.key);
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
                     granting.claim_failed(&error, &held.key, &claim, &gift.scope, &permit);
@@ -201,7 +201,7 @@ impl Granting {
         let Some(Acquisition { key, .. }) = these.first() else { return };
         observe::released(self.collections.label(key), &released);
         match released {
-            Ok(_) => these.iter().for_each(|it| self.seen.gone(it)),
+            Ok(_) => these.iter().for_each(|it| self.beliefs.gone(it)),
             Err(e) => log::warn!(
                 target: "actix_doclock::manager",
                 "a lock on {key:?} could not be given back; it has expired by now: {e}",
@@ -239,7 +239,7 @@ impl Granting {
                 self.verbs.complete("release", until, &TaskTracker::new(), release).await;
             observe::released(self.collections.label(&held.key), &released);
             let released = released?;
-            self.seen.gone(held);
+            self.beliefs.gone(held);
             Ok(released)
         })
     }
@@ -274,7 +274,7 @@ impl Granting {
             }
         }
         // The waiters learn that the lock expires earlier now.
-        self.seen.queues.machine.lock().freed(&held.key);
+        self.beliefs.queues.machine.lock().freed(&held.key);
         Ok(())
     }
 }
@@ -316,7 +316,7 @@ mod tests {
             let key = LockKey::of::<Page>(n).unwrap();
             locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
         };
-        let all = locks.parts.verbs.claims.try_acquire_many(CLAIMS as u32).unwrap();
+        let all = locks.core.verbs.claims.try_acquire_many(CLAIMS as u32).unwrap();
         match claim(1).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),
@@ -324,7 +324,7 @@ mod tests {
         assert!(locks.list().await.unwrap().is_empty());
         drop(all);
         drop(claim(1).await.unwrap());
-        assert_eq!(locks.parts.verbs.claims.available_permits(), CLAIMS, "it is given back");
+        assert_eq!(locks.core.verbs.claims.available_permits(), CLAIMS, "it is given back");
     }
 
     #[tokio::test]
@@ -334,7 +334,7 @@ mod tests {
         let (key, aid) = (LockKey::of::<Page>(1).unwrap(), Aid::new());
         let alice = Holder::new("alice");
         drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
-        let all = locks.parts.verbs.all_places();
+        let all = locks.core.verbs.all_places();
         match locks.inspect(&key).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),

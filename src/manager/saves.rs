@@ -11,7 +11,7 @@ use crate::{
     lock::Mode,
     manager::{
         causes::Causes, collections::Collections, observe, reads::unfit, verbs::Verbs,
-        watched::Seen,
+        watched::Beliefs,
     },
     store::{Acquisition, Changes, Content, Draft, Edit, Original, Saved, StoredDocument},
     version::Version,
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct Saves {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
-    pub(super) seen: Arc<Seen>,
+    pub(super) beliefs: Arc<Beliefs>,
     pub(super) causes: Arc<Causes>,
 }
 
@@ -39,12 +39,12 @@ impl Saves {
         version: SharedVersion,
         onto: SharedVersion,
     ) -> HeldLock {
-        self.writes_under(&acquisition);
+        self.unlearn_before_write(&acquisition);
         let (runtime, tasks) = self.verbs.runner.parts();
-        let (seen, held) = (Arc::downgrade(&self.seen), acquisition.clone());
+        let (beliefs, held) = (Arc::downgrade(&self.beliefs), acquisition.clone());
         let forget = Forget(Arc::new(move || {
-            if let Some(seen) = seen.upgrade() {
-                seen.activity.unlearn(&held.aid, &held.key);
+            if let Some(beliefs) = beliefs.upgrade() {
+                beliefs.activity.unlearn(&held.aid, &held.key);
             }
         }));
         let deadline = self.verbs.deadline;
@@ -55,8 +55,8 @@ impl Saves {
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
     /// is unknown. The next re-entry therefore writes: unlike a read, it waits for the write under way, and then loads
     /// the latest document.
-    fn writes_under(&self, held: &Acquisition) {
-        self.seen.activity.unlearn(&held.aid, &held.key);
+    fn unlearn_before_write(&self, held: &Acquisition) {
+        self.beliefs.activity.unlearn(&held.aid, &held.key);
     }
 
     /// Writes the changes of the document under the lock, if the stored document still has the version `onto`.
@@ -182,7 +182,7 @@ impl Saves {
     async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<()> {
         observe::in_span!("doclock.save", Some(held.key.collection()), async {
             let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
-            self.writes_under(held);
+            self.unlearn_before_write(held);
             let has_condition = edit.onto.is_some();
             let args = (held.clone(), edit, has_condition.then(|| Arc::clone(&self.causes)));
             let saved =
@@ -199,12 +199,12 @@ impl Saves {
             let (saved, key) = (saved.await, held.key.clone());
             if !matches!(saved, Ok(Saved::Saved)) {
                 // Another request may have entered meanwhile.
-                self.writes_under(held);
+                self.unlearn_before_write(held);
             }
             if let Ok(Saved::Lost) = saved {
-                self.seen.gone(held);
+                self.beliefs.gone(held);
                 let label = self.collections.label(&held.key);
-                self.seen.losses.count(label, Some(held.token), "unknown", "save");
+                self.beliefs.losses.count(label, Some(held.token), "unknown", "save");
             }
             let saved = match saved {
                 Ok(Saved::Saved) => Ok(()),

@@ -18,7 +18,7 @@ use crate::{
     lock::{Aid, PageId},
     manager::{
         collections::Collections, observe, reads::Reads, verbs, verbs::Verbs, watch::ends::Served,
-        watched::Seen,
+        watched::Beliefs,
     },
     random,
     store::{Active, Ended, LastEnd, NamedBy, NewsId, Settled},
@@ -34,7 +34,7 @@ use renewals::Renewals;
 pub(crate) struct Sessions {
     pub(super) verbs: Arc<Verbs>,
     pub(super) collections: Arc<Collections>,
-    pub(super) seen: Arc<Seen>,
+    pub(super) beliefs: Arc<Beliefs>,
     pub(super) reads: Arc<Reads>,
     pub(super) renewals: Renewals,
     pub(super) paces: Paces,
@@ -108,7 +108,7 @@ impl Sessions {
             // The end goes on without its caller.
             let ended = self.verbs.complete("end_session", until, &TaskTracker::new(), end).await?;
             observe::session_ended(reason);
-            self.seen.gone_all_of(aid, &ended.locks, asked);
+            self.beliefs.gone_all_of(aid, &ended.locks, asked);
             self.served.ended(aid);
             Ok(ended)
         })
@@ -140,7 +140,7 @@ impl Sessions {
             })
         });
         let released: Vec<_> = released.await?.into_iter().flatten().collect();
-        self.seen.gone_all_of(aid, &released, asked);
+        self.beliefs.gone_all_of(aid, &released, asked);
         Ok(released)
     }
 
@@ -183,7 +183,7 @@ impl Sessions {
     /// server. At most 120 pages of a session are remembered in a minute.
     pub(crate) async fn end_page(&self, aid: &Aid, page: PageId, until: Instant) -> Result<()> {
         let page = aid.of_page(page);
-        if self.seen.activity.may_leave(aid, &page) {
+        if self.beliefs.activity.may_leave(aid, &page) {
             let page = page.clone();
             let noted = self
                 .verbs
@@ -197,7 +197,7 @@ impl Sessions {
     /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of
     /// the ttl, without making the caller wait. If a renewal is due, returns a receiver of its end.
     pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[NamedBy]) -> Option<Receiver<()>> {
-        let is_due = self.seen.activity.is_due(aid, named);
+        let is_due = self.beliefs.activity.is_due(aid, named);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }
 
@@ -208,6 +208,6 @@ impl Sessions {
 
     /// A new session holds no locks, so none are due for renewal.
     pub(crate) fn session_begins(&self, aid: &Aid) {
-        self.seen.activity.session_begins(aid);
+        self.beliefs.activity.session_begins(aid);
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     error::{LockError, Result, StoreError},
     lock::{Holder, Lock, Mode},
     manager::{
-        Parts,
+        Core,
         claim::{Provisional, Wanted},
         observe, verbs,
     },
@@ -33,7 +33,7 @@ const TO_SETTLE: Duration = Duration::from_secs(30);
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
 pub const MAX_REASON_BYTES: usize = 500;
 
-impl Parts {
+impl Core {
     /// Breaks the lock that was shown to the actor.
     pub(crate) async fn break_lock(
         self: &Arc<Self>,
@@ -47,24 +47,24 @@ impl Parts {
                 return Err(LockError::BreakRefused { key: lock.key.clone() });
             }
             let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
-            let (parts, until, lock) = (Arc::clone(self), self.verbs.until(), lock.clone());
+            let (core, until, lock) = (Arc::clone(self), self.verbs.until(), lock.clone());
             let break_it = async move {
-                parts.put_news(&takeover, until).await?;
+                core.put_news(&takeover, until).await?;
                 let taken = &mark(&takeover);
                 let mut attempts = 0;
                 let broken = verbs::retry(until, verbs::FOREGROUND, |until| {
                     attempts += 1;
-                    parts.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
+                    core.verbs.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
                 });
                 let broken = broken.await?;
-                observe::broken(parts.collections.label(&lock.key), Some(broken));
+                observe::broken(core.collections.label(&lock.key), Some(broken));
                 if let Some(gone) = Acquisition::of(&lock) {
-                    parts.seen.gone(&gone);
+                    core.beliefs.gone(&gone);
                 }
                 // An earlier attempt may have broken the lock, and a waiter may have the document by now. Then the note
                 // is told after its lease, as that of a server that has died.
                 if broken == Released::Released || attempts == 1 {
-                    parts.took(&takeover, broken == Released::Released);
+                    core.took(&takeover, broken == Released::Released);
                 }
                 Ok(broken)
             };
@@ -97,7 +97,7 @@ impl Parts {
                 self.causes.was_taken(takeover.key.clone(), token, mark(takeover));
             }
             let label = self.collections.label(&takeover.key);
-            self.seen.losses.count(label, takeover.token, takeover.kind.as_str(), "break");
+            self.beliefs.losses.count(label, takeover.token, takeover.kind.as_str(), "break");
             self.audit(takeover);
         }
         self.settle(takeover.event, if is_taken { Settled::Ready } else { Settled::Void });
@@ -141,45 +141,45 @@ impl Parts {
         // A session that moves its lock to another tab takes it from nobody.
         let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);
-        let (parts, own_scope, permit) =
+        let (core, own_scope, permit) =
             (Arc::clone(self), scope.clone(), self.verbs.claim_permit()?);
         let take = async move {
             if let Some(takeover) = &takeover {
-                parts.put_news(takeover, until).await?;
+                core.put_news(takeover, until).await?;
             }
             let asked = clock::now();
             let handed = verbs::retry(until, verbs::FOREGROUND, |until| {
-                parts.verbs.store.hand_over(&held, &claim, until)
+                core.verbs.store.hand_over(&held, &claim, until)
             });
             let handed = handed.await.map(HandedOver::lock);
             if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
-                parts.took(takeover, lock.is_some());
+                core.took(takeover, lock.is_some());
             }
             match handed {
                 Ok(Some(lock)) => {
-                    parts.seen.handed_over(&held, &lock, asked);
+                    core.beliefs.handed_over(&held, &lock, asked);
                     if takeover.is_some() {
                         observe::broken(
-                            parts.collections.label(&held.key),
+                            core.collections.label(&held.key),
                             Some(Released::Released),
                         );
                     }
                     Ok(Some(Provisional::new(lock, &claim, move |it, joined| {
-                        parts.granting.give_back(vec![it], joined, &own_scope, permit);
+                        core.granting.give_back(vec![it], joined, &own_scope, permit);
                     })))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // The takeover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    parts.granting.claim_failed(&error, &held.key, &claim, &own_scope, &permit);
+                    core.granting.claim_failed(&error, &held.key, &claim, &own_scope, &permit);
                     Err(error)
                 }
             }
         };
         let fresh = self.verbs.complete("take_over", until, scope, take).await?;
         match fresh {
-            Some(fresh) if is_new => Ok(Some(self.freezes.refuse(fresh, until).await?)),
+            Some(fresh) if is_new => Ok(Some(self.freezes.keep_unless_frozen(fresh, until).await?)),
             fresh => Ok(fresh),
         }
     }
@@ -189,10 +189,10 @@ impl Parts {
         if self.descriptions.is_none() {
             return audit(takeover, None);
         }
-        let (parts, takeover) = (Arc::clone(self), takeover.clone());
+        let (core, takeover) = (Arc::clone(self), takeover.clone());
         drop(self.verbs.runner.spawn(&TaskTracker::new(), async move {
             let keys = slice::from_ref(&takeover.key);
-            let description = parts.descriptions_for(None, None, keys).await.remove(&takeover.key);
+            let description = core.descriptions_for(None, None, keys).await.remove(&takeover.key);
             audit(&takeover, description);
         }));
     }

@@ -7,4 +7,4 @@
 mod driver;
 mod machine;
 
-pub(super) use driver::{Heir, InTurn, Needs, Queues, Together, is_outage};
+pub(super) use driver::{ForWaiters, Heir, InTurn, Queues, Together, is_outage};

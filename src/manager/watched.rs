@@ -19,7 +19,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::{Parts, activity::Activity, observe::Losses, store_time::StoreTime, wait::Queues},
+    manager::{Core, activity::Activity, observe::Losses, store_time::StoreTime, wait::Queues},
     random::HashMap,
     store::{Acquisition, Active},
 };
@@ -27,8 +27,8 @@ use crate::{
 /// How long before the lock expires the server is asked, at most: another server may have renewed the lock.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
 
-/// The parts that live on news of locks.
-pub(super) struct Seen {
+/// What this process believes about locks and sessions: the news in the answers of the store changes it.
+pub(super) struct Beliefs {
     pub(super) activity: Activity,
     pub(super) watched: Watched,
     pub(super) queues: Arc<Queues>,
@@ -36,7 +36,7 @@ pub(super) struct Seen {
     pub(super) time: Arc<StoreTime>,
 }
 
-impl Seen {
+impl Beliefs {
     /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.watched.saw(lock, asked);
@@ -99,7 +99,7 @@ impl WatchedLocks {
             self.by_key.entry(lock.key.clone()).or_default().push(token);
             self.by_aid.entry(lock.aid.clone()).or_default().push(token);
         }
-        let live = Belief::Live { until: lock.expires_at, known: clock::now() };
+        let live = Belief::Live { expires_at: lock.expires_at, known: clock::now() };
         self.of.entry(token).or_insert_with(|| WatchedLock {
             held: Acquisition {
                 key: lock.key.clone(),
@@ -141,9 +141,9 @@ struct WatchedLock {
 /// The belief of this process about a lock.
 #[derive(Debug, Clone, Copy)]
 enum Belief {
-    /// Live until `until`, according to an answer at the moment `known`.
+    /// Live until `expires_at`, according to an answer at the moment `known`.
     Live {
-        until: Instant,
+        expires_at: Instant,
         known: Instant,
     },
     Gone,
@@ -212,7 +212,7 @@ impl Watched {
     pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
         let locks = self.locks.lock();
         locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
-            let live = Belief::Live { until: lock.expires_at, known: clock::now() };
+            let live = Belief::Live { expires_at: lock.expires_at, known: clock::now() };
             match lock.token {
                 Some(seen) if seen == token => Some(live),
                 // There may be more readers than the one in the answer.
@@ -230,22 +230,22 @@ impl Watched {
 
     /// The store was asked at the moment `asked`, and answered: the session holds these locks and no others.
     pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
-        let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
+        let held: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
         let locks = self.locks.lock();
         locks.learn(locks.by_aid.get(aid), asked, |_, token| {
-            Some(match until.get(&Some(token)) {
-                Some(&until) => Belief::Live { until, known: clock::now() },
+            Some(match held.get(&Some(token)) {
+                Some(&expires_at) => Belief::Live { expires_at, known: clock::now() },
                 None => Belief::Gone,
             })
         });
     }
 
     /// This acquisition lives until then, unless it has ended.
-    pub(in crate::manager) fn renewed(&self, lock: &Acquisition, until: Instant) {
+    pub(in crate::manager) fn renewed(&self, lock: &Acquisition, expires_at: Instant) {
         if let Some(entry) = self.locks.lock().of.get(&lock.token) {
             entry.news.send_if_modified(|belief| {
-                let Belief::Live { until: end, known } = belief else { return false };
-                (*end, *known) = (until, clock::now());
+                let Belief::Live { expires_at: end, known } = belief else { return false };
+                (*end, *known) = (expires_at, clock::now());
                 true
             });
         }
@@ -278,8 +278,8 @@ impl WatchedLocks {
                     // The question may have been asked before the lock was seen to be live, so the answer
                     // may be older than the lock.
                     (Belief::Live { known, .. }, _) if asked >= *known => true,
-                    (Belief::Live { until, .. }, Belief::Live { until: later, .. }) => {
-                        later > *until
+                    (Belief::Live { expires_at, .. }, Belief::Live { expires_at: later, .. }) => {
+                        later > *expires_at
                     }
                     (Belief::Live { .. }, Belief::Gone) => false,
                 };
@@ -309,26 +309,28 @@ async fn has_passed(until: Instant) {
     poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
-impl Parts {
+impl Core {
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
     pub(crate) fn lost(self: &Arc<Self>, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
-        let (parts, lock) = (Arc::clone(self), lock.clone());
+        let (core, lock) = (Arc::clone(self), lock.clone());
         // Watches from now on, not from the first poll.
-        let watch = lock.token.map(|token| parts.seen.watched.watch(&lock, token));
-        let mut standstills = self.seen.time.standstills();
+        let watch = lock.token.map(|token| core.beliefs.watched.watch(&lock, token));
+        let mut standstills = self.beliefs.time.standstills();
         async move {
             // A lock of a foreign program has no token, and this process does not hold it.
             let Some(mut watch) = watch else { return };
             // It may have been released before this call.
-            let mut ask_now = !parts.seen.watched.is_guarded(watch.token);
+            let mut ask_now = !core.beliefs.watched.is_guarded(watch.token);
             loop {
-                let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
-                let left = until.saturating_duration_since(clock::now());
+                let Belief::Live { expires_at, .. } = *watch.news.borrow_and_update() else {
+                    return;
+                };
+                let left = expires_at.saturating_duration_since(clock::now());
                 if left.is_zero() {
                     return;
                 }
                 let ask_at =
-                    if ask_now { clock::now() } else { until - (left / 4).min(ASK_BEFORE) };
+                    if ask_now { clock::now() } else { expires_at - (left / 4).min(ASK_BEFORE) };
                 ask_now = false;
                 let ask = async {
                     tokio::select! {
@@ -338,16 +340,16 @@ impl Parts {
                     }
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
-                        until.into(),
-                        parts.reads.inspect(&lock.key, Some(&lock.aid), parts.verbs.until()),
+                        expires_at.into(),
+                        core.reads.inspect(&lock.key, Some(&lock.aid), core.verbs.until()),
                     )
                     .await;
-                    sleep_until(until.into()).await;
+                    sleep_until(expires_at.into()).await;
                 };
                 tokio::select! {
                     biased;
                     _ = watch.news.changed() => {}
-                    () = has_passed(until) => {}
+                    () = has_passed(expires_at) => {}
                     () = ask => {}
                 }
             }

@@ -36,7 +36,7 @@ macro_rules! verbs {
 
 use self::{
     absent::Absent,
-    acquire::Seen,
+    acquire::RecordHints,
     admission::{Admission, Shared},
     collection::primary,
     error::{Doing, Result, failure},
@@ -159,20 +159,20 @@ struct Prepared {
     rules: Rules,
     /// True if this program only looks at the locks, so that nobody has told it the rules.
     is_attached: bool,
-    seen: Seen,
+    hints: RecordHints,
     admission: Admission,
     groups: Groups,
     absent: Absent,
 }
 
-/// A call of a verb on one collection. Each verb is a method in a file of its own.
-struct Call<'a> {
+/// A prepared collection, and the deadline of a verb on it. Each verb is a method in a file of its own.
+struct LockCollection<'a> {
     store: &'a MongoStore,
     at: Arc<Prepared>,
     until: Deadline,
 }
 
-impl Deref for Call<'_> {
+impl Deref for LockCollection<'_> {
     type Target = Prepared;
 
     fn deref(&self) -> &Prepared {
@@ -180,8 +180,8 @@ impl Deref for Call<'_> {
     }
 }
 
-impl Call<'_> {
-    /// The same call with another deadline.
+impl LockCollection<'_> {
+    /// The same collection with another deadline.
     fn with(&self, until: Deadline) -> Self {
         Self { at: Arc::clone(&self.at), until, ..*self }
     }
@@ -306,10 +306,10 @@ impl MongoStore {
         collections.get(collection).filter(|it| !it.is_attached).map(|it| it.rules)
     }
 
-    fn call(&self, collection: &str, until: Deadline) -> Result<Call<'_>> {
+    fn prepared(&self, collection: &str, until: Deadline) -> Result<LockCollection<'_>> {
         let collections = self.inner.collections.read();
         match collections.get(collection) {
-            Some(at) => Ok(Call { store: self, at: Arc::clone(at), until }),
+            Some(at) => Ok(LockCollection { store: self, at: Arc::clone(at), until }),
             None => Err(failure(
                 StoreErrorKind::Other,
                 format!("the collection `{collection}` is not prepared: register its type"),
@@ -337,46 +337,46 @@ impl Locks for MongoStore {
 
     verbs! { self, until:
         try_acquire(key: &LockKey, claim: &Claim) -> TryAcquire:
-            self.call(key.collection(), until)?.try_acquire(key, claim),
+            self.prepared(key.collection(), until)?.try_acquire(key, claim),
             "acquiring the lock on {key:?}";
         renew(collection: &str, active: &[Active], ttl: Duration) -> Renewed:
-            self.call(collection, until)?.renew(active, ttl),
+            self.prepared(collection, until)?.renew(active, ttl),
             "renewing locks in {collection}";
         locks(collection: &str, query: Query<'_>, limit: usize) -> Vec<Lock>:
-            self.call(collection, until)?.locks(query, limit),
+            self.prepared(collection, until)?.locks(query, limit),
             "listing locks in {collection}";
         hand_over(from: &Acquisition, claim: &Claim) -> HandedOver:
-            self.call(from.key.collection(), until)?.hand_over(from, claim),
+            self.prepared(from.key.collection(), until)?.hand_over(from, claim),
             "handing over the lock on {:?}", from.key;
         confirm(key: &LockKey, aid: &Aid, load: bool) -> Option<Confirmed>:
-            self.call(key.collection(), until)?.confirm(key, aid, load),
+            self.prepared(key.collection(), until)?.confirm(key, aid, load),
             "confirming the lock on {key:?}";
         release_all(collection: &str, aid: &Aid) -> Vec<LockKey>:
-            self.call(collection, until)?.release_all(aid),
+            self.prepared(collection, until)?.release_all(aid),
             "releasing a session in {collection}";
         expire_in(held: &Acquisition, page: Option<PageId>, grace: Duration) -> Released:
-            self.call(held.key.collection(), until)?.expire_in(held, page, grace),
+            self.prepared(held.key.collection(), until)?.expire_in(held, page, grace),
             "shortening the lease on {:?}", held.key;
         ask(key: &LockKey, ask: &Ask, again: bool) -> Asked:
-            self.call(key.collection(), until)?.ask(key, ask, again),
+            self.prepared(key.collection(), until)?.ask(key, ask, again),
             "asking the holder of {key:?}";
         answer(held: &Acquisition, ask: Uuid, answer: &Answer) -> Answered:
-            self.call(held.key.collection(), until)?.answer(held, ask, answer),
+            self.prepared(held.key.collection(), until)?.answer(held, ask, answer),
             "answering an ask for {:?}", held.key;
         withdraw(key: &LockKey, aid: &Aid, user: Option<&str>) -> ():
-            self.call(key.collection(), until)?.withdraw(key, aid, user),
+            self.prepared(key.collection(), until)?.withdraw(key, aid, user),
             "withdrawing an ask for {key:?}";
         set_place(key: &LockKey, waiters: &Waiters) -> Option<Ticket>:
-            self.call(key.collection(), until)?.set_place(key.id(), waiters),
+            self.prepared(key.collection(), until)?.set_place(key.id(), waiters),
             "queueing for {key:?}";
         watch(collection: &str) -> Option<Watch>:
-            self.call(collection, until)?.watch(),
+            self.prepared(collection, until)?.watch(),
             "watching the locks in {collection}";
     }
 
     async fn remove_lock(&self, removal: Removal<'_>, until: Deadline) -> StoreResult<Released> {
         let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
-        let removed = async { self.call(key.collection(), until)?.remove_lock(removal).await };
+        let removed = async { self.prepared(key.collection(), until)?.remove_lock(removal).await };
         removed.await.map_err(|e| {
             let doing = match removal {
                 Removal::Release(_) => "releasing",

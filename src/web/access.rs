@@ -139,14 +139,14 @@ pub(super) struct Permissions {
 impl Permissions {
     /// True for an administrator, who may look at all locks. The policy is asked once.
     pub(super) fn sees_all(&self) -> bool {
-        let policy = &self.manager.parts.settings;
+        let policy = &self.manager.core.settings;
         *self.sees_all.get_or_init(|| policy.may_see_all(&self.actor) == Some(true))
     }
 
     /// True if this person can reach the locks of this collection over HTTP.
     pub(super) fn sees_collection(&self, collection: &str) -> bool {
-        self.manager.parts.collections.is_over_http(collection)
-            || self.manager.parts.collections.is_registered(collection) && self.sees_all()
+        self.manager.core.collections.is_over_http(collection)
+            || self.manager.core.collections.is_registered(collection) && self.sees_all()
     }
 
     /// The ones of these documents to which the person has this access by the lock API.

@@ -42,7 +42,7 @@ pub(super) fn routes(config: &mut ServiceConfig) {
 /// # Errors
 /// 404 if the application has no admin policy: then there is no such page. 403 if the policy refuses.
 fn allowed(locks: &RequestLocks) -> Result<(), Problem> {
-    match locks.manager.parts.settings.may_see_all(&locks.actor()) {
+    match locks.manager.core.settings.may_see_all(&locks.actor()) {
         Some(true) => Ok(()),
         Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
             .detail("only administrators may see the locks of all users")),
@@ -98,7 +98,7 @@ struct LockBody {
 async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
     allowed(&locks)?;
     let (manager, actor) = (&locks.manager, locks.actor());
-    let (told, frozen) = (manager.parts.is_told_of_events(), manager.parts.freezes.all());
+    let (told, frozen) = (manager.core.is_told_of_events(), manager.core.freezes.all());
     let mut all = manager.list().await?;
     let mut documents: BTreeMap<&str, BTreeSet<&LockKey>> = BTreeMap::new();
     for lock in &all {
@@ -107,7 +107,7 @@ async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
     let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
     let asker = locks.counts_as();
     let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
-    let titles = manager.parts.descriptions_for(Some(&actor), Some(&asker), &keys).await;
+    let titles = manager.core.descriptions_for(Some(&actor), Some(&asker), &keys).await;
     // The oldest lock first.
     all.sort_by_key(|lock| lock.since);
     let bodies = all.into_iter().map(|lock| {
@@ -121,7 +121,7 @@ async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             token: lock.token,
-            may_break: manager.parts.settings.may_break(&actor, &lock),
+            may_break: manager.core.settings.may_break(&actor, &lock),
             holder: lock.holder,
         }
     });

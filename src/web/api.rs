@@ -30,7 +30,7 @@ use crate::{
         admin, assets, events,
         format::{AskBody, Current, KeyBody, millis, rfc3339},
         problem::only,
-        request::{Document, Elsewhere, Got, Locks, Mine, RequestLocks, Terms, path_param},
+        request::{Document, Elsewhere, Got, Locks, OwnLock, RequestLocks, Terms, path_param},
         same_site::SameSite,
     },
 };
@@ -156,7 +156,7 @@ fn naming_many(path: &str, methods: &'static str) -> Resource {
 
 /// One lock of the session, as the client sees it.
 #[derive(Serialize)]
-struct MineBody {
+struct OwnLockBody {
     #[serde(flatten)]
     key: KeyBody,
     mode: Mode,
@@ -196,7 +196,7 @@ impl DocumentBody {
     }
 }
 
-impl MineBody {
+impl OwnLockBody {
     fn of(lock: &Lock, locks: &RequestLocks) -> Self {
         let end = locks
             .end_of(lock)
@@ -215,23 +215,23 @@ impl MineBody {
     }
 }
 
-async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>> {
+async fn own(Locks(locks): Locks) -> Result<Current<Vec<OwnLockBody>>> {
     let until = locks.begin();
     let mut all = locks.list(until).await?;
-    locks.manager.parts.leave_out_ended_askers(&mut all, until).await;
+    locks.manager.core.leave_out_ended_askers(&mut all, until).await;
     Ok(Current(all_of(&locks, &all).await?))
 }
 
 /// All locks of the session. Only a person who may lock the document sees the token of its lock, and the asks.
-async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>> {
+async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<OwnLockBody>> {
     let keys = all.iter().map(|lock| lock.key.clone()).collect();
     let lockable: HashSet<_> =
         locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
     let bodies = all.iter().map(|lock| {
-        let mine = MineBody::of(lock, locks);
+        let body = OwnLockBody::of(lock, locks);
         match lockable.contains(&lock.key) {
-            true => mine,
-            false => MineBody { token: None, asks: Vec::new(), ..mine },
+            true => body,
+            false => OwnLockBody { token: None, asks: Vec::new(), ..body },
         }
     });
     Ok(bodies.collect())
@@ -252,7 +252,7 @@ async fn acquire(
     Locks(locks): Locks,
     req: HttpRequest,
     body: Body,
-) -> Result<(Current<MineBody>, StatusCode), Problem> {
+) -> Result<(Current<OwnLockBody>, StatusCode), Problem> {
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over, version } = read(body)?;
     let shown = version.map(|it| it.parse::<Version>()).transpose().map_err(bad_request)?;
@@ -267,18 +267,14 @@ async fn acquire(
         ..Terms::exclusive(Wait::for_at_most(wait))
     };
     let taken = take(locks, &key, how, shown.is_some()).await;
-    let (mut mine, version) = taken.map_err(|e| problem(locks, e))?;
-    locks
-        .manager
-        .parts
-        .leave_out_ended_askers(slice::from_mut(&mut mine.lock), locks.begin())
-        .await;
-    let status = if mine.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
+    let (mut own, version) = taken.map_err(|e| problem(locks, e))?;
+    locks.manager.core.leave_out_ended_askers(slice::from_mut(&mut own.lock), locks.begin()).await;
+    let status = if own.is_fresh() { StatusCode::CREATED } else { StatusCode::OK };
     let document = version.zip(shown).map(|(version, shown)| {
         locks.shows(&key, Some(version));
         DocumentBody::of(Some(version), shown)
     });
-    Ok((Current(MineBody { document, ..MineBody::of(&mine.lock, locks) }), status))
+    Ok((Current(OwnLockBody { document, ..OwnLockBody::of(&own.lock, locks) }), status))
 }
 
 /// Takes or confirms the lock of a document that exists, for a person who may lock it. Returns the version of the
@@ -288,15 +284,15 @@ async fn take(
     key: &LockKey,
     how: Terms<'_>,
     is_asked: bool,
-) -> Result<(Mine, Option<Version>)> {
-    let exists = async |mine: &Mine, until| {
-        if mine.has_waited {
+) -> Result<(OwnLock, Option<Version>)> {
+    let exists = async |own: &OwnLock, until| {
+        if own.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
         if is_asked || locks.names_version() {
-            return Ok(Some(locks.load(mine, until).await?.version()));
+            return Ok(Some(locks.load(own, until).await?.version()));
         }
-        if mine.got == Got::Confirmed || locks.manager.parts.reads.exists(key, until).await? {
+        if own.got == Got::Confirmed || locks.manager.core.reads.exists(key, until).await? {
             return Ok(None);
         }
         Err(LockError::NotFound { key: key.clone() })
@@ -307,17 +303,17 @@ async fn take(
 /// The refusal for this error. If somebody holds the lock, it also names the document, and says whether this person
 /// may take the lock over, or ask for it.
 fn problem(locks: &RequestLocks, error: LockError) -> Problem {
-    let told = match &error {
+    let offers = match &error {
         LockError::Held(lock) => Some((
             lock.key.to_string(),
             locks.may_take_over(lock),
-            locks.manager.parts.hears_asks(lock),
+            locks.manager.core.hears_asks(lock),
         )),
         LockError::HeldByOtherTab(lock) => Some((lock.key.to_string(), true, false)),
         _ => None,
     };
     let problem = Problem::from(error);
-    match told {
+    match offers {
         Some((key, may_take_over, may_ask)) => {
             problem.with("key", key).with("may_take_over", may_take_over).with("may_ask", may_ask)
         }
@@ -372,10 +368,10 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                let released = locks.manager.parts.granting.release_by(&held, until).await?;
+                let released = locks.manager.core.granting.release_by(&held, until).await?;
                 locks.has_released(&held, released);
             } else {
-                locks.manager.parts.granting.release_in(&held, page, grace, until).await?;
+                locks.manager.core.granting.release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -421,11 +417,11 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
             .detail("there is no such collection of lockable documents")
     };
     if permissions.sees_collection(collection) {
-        return Ok(permissions.manager.parts.collections.key(collection, id)?);
+        return Ok(permissions.manager.core.collections.key(collection, id)?);
     }
-    if !permissions.manager.parts.collections.is_registered(collection) {
+    if !permissions.manager.core.collections.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        permissions.manager.parts.log_limit.warn("collection", || {
+        permissions.manager.core.log_limit.warn("collection", || {
             let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \

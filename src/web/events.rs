@@ -52,7 +52,7 @@ const LIFE_WITHOUT_SESSION: Duration = Duration::from_secs(60);
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
-pub(super) struct Asked {
+pub(super) struct StreamQuery {
     /// An `EventSource` cannot set headers.
     tab: Option<String>,
     /// The documents to report, separated by commas; otherwise all.
@@ -77,38 +77,38 @@ struct Listener {
     permissions: Permissions,
     end: Option<EndOf>,
     has_ended: bool,
-    until: Instant,
+    ends_at: Instant,
     _admitted: Admitted,
 }
 
 pub(super) async fn stream(
     Locks(locks): Locks,
-    asked: Result<Query<Asked>, actix_web::Error>,
+    query: Result<Query<StreamQuery>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.permissions();
     permissions.check_any()?;
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
-    let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
-    let parts = &locks.manager.parts;
-    let admitted = parts.event_streams.admit(locks.address, locks.counts_as());
+    let StreamQuery { tab, keys } = query.map_err(malformed)?.into_inner();
+    let core = &locks.manager.core;
+    let admitted = core.event_streams.admit(locks.address, locks.counts_as());
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
             .retry_after(TRY_AGAIN_AFTER)
     })?;
-    parts.collections.all_collections(locks.begin()).await;
+    core.collections.all_collections(locks.begin()).await;
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').filter_map(|name| locks.key_named(name)).collect());
     let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
-    let end = locks.aid().map(|aid| parts.end_of(&aid));
+    let end = locks.aid().map(|aid| core.end_of(&aid));
     let listener = Listener {
         events: locks.manager.events(),
         aid: locks.aid(),
         tab,
         keys,
         permissions,
-        until: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
+        ends_at: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
         end,
         has_ended: false,
         _admitted: admitted,
@@ -133,22 +133,22 @@ impl Listener {
         // However many events come of which this receiver is not told.
         let beat_at = clock::now() + BEAT;
         loop {
-            if clock::now() >= self.until {
+            if clock::now() >= self.ends_at {
                 return None;
             }
-            let beat = beat_at.min(self.until).saturating_duration_since(clock::now());
+            let beat = beat_at.min(self.ends_at).saturating_duration_since(clock::now());
             let next = tokio::select! {
                 biased;
                 () = came(self.end.as_ref()), if !self.has_ended => {
                     self.has_ended = true;
-                    self.until = clock::now() + FAREWELL;
+                    self.ends_at = clock::now() + FAREWELL;
                     continue;
                 }
                 next = timeout(beat, self.events.next()) => next,
             };
             let first = match next {
                 Ok(event) => event?,
-                Err(_) if clock::now() >= self.until => return None,
+                Err(_) if clock::now() >= self.ends_at => return None,
                 Err(_) => return Some(BEAT_MESSAGE.to_owned()),
             };
             let mut events = vec![first];
@@ -221,7 +221,7 @@ impl Listener {
             return json!(AskEvent { key, whose, ask });
         }
         let Some(lock) = event.lock() else {
-            return json!({ "told": self.permissions.manager.parts.is_told_of_events() });
+            return json!({ "told": self.permissions.manager.core.is_told_of_events() });
         };
         let mut data = json!({
             "key": lock.key.to_string(),
@@ -239,10 +239,10 @@ impl Listener {
             data["state"] = "free".into();
             data["was"] = whose.into();
         }
-        if let LockEvent::Broken(_, taken) = &**event {
-            data["by"] = taken.by.as_str().into();
+        if let LockEvent::Broken(_, taken_by) = &**event {
+            data["by"] = taken_by.by.as_str().into();
             if self.permissions.sees_all() || self.aid.as_ref() == Some(&lock.aid) {
-                data["reason"] = taken.reason.as_str().into();
+                data["reason"] = taken_by.reason.as_str().into();
             }
         }
         data

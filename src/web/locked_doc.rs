@@ -20,7 +20,7 @@ use crate::{
     manager::{Wait, decode},
     store::{Changes, Original, Released},
     version::{SharedVersion, Version},
-    web::request::{Document, Mine, RequestLocks, Terms},
+    web::request::{Document, OwnLock, RequestLocks, Terms},
 };
 
 /// A document that this request locks for the session and then loads. If the session already holds the
@@ -112,7 +112,7 @@ pub struct Guarded<T, How> {
     original: Original,
     /// The version onto which alone it may be written, if the client has named one.
     onto: SharedVersion,
-    pub(super) mine: Mine,
+    pub(super) own: OwnLock,
     locks: Rc<RequestLocks>,
     how: PhantomData<How>,
 }
@@ -143,9 +143,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<()> {
-        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
+        let (saves, until) = (&self.locks.manager.core.saves, self.locks.begin());
         let saved =
-            saves.save(&self.mine.held, &self.original, &self.document, self.onto(), until).await;
+            saves.save(&self.own.held, &self.original, &self.document, self.onto(), until).await;
         self.written(saved.map(Changes::into_original), until).await
     }
 
@@ -155,10 +155,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Errors
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<()> {
-        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let replaced = saves
-            .replace(&self.mine.held, &self.original, &self.document, self.onto(), until)
-            .await;
+        let (saves, until) = (&self.locks.manager.core.saves, self.locks.begin());
+        let replaced =
+            saves.replace(&self.own.held, &self.original, &self.document, self.onto(), until).await;
         self.written(replaced, until).await
     }
 
@@ -170,22 +169,22 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         match saved {
             Ok(saved) => {
                 let now = Some(saved.version());
-                self.locks.shows(&self.mine.lock.key, now);
+                self.locks.shows(&self.own.lock.key, now);
                 let onto = self.onto().and(now);
                 *self.onto.lock() = onto;
                 self.original = saved;
                 return Ok(());
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
+            Err(LockError::Lost { .. }) => self.locks.forget(self.own.held.token),
             Err(LockError::StaleCopy { .. } | LockError::ChangedMeanwhile { .. }) => {
-                self.locks.shows(&self.mine.lock.key, None);
+                self.locks.shows(&self.own.lock.key, None);
             }
             // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => {
-                self.locks.release(&self.mine, until).await?;
+                self.locks.release(&self.own, until).await?;
             }
             Err(ref error) if error.is_outage() => {
-                self.locks.shows(&self.mine.lock.key, None);
+                self.locks.shows(&self.own.lock.key, None);
                 self.original.doubt();
             }
             Err(_) => {}
@@ -203,14 +202,14 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
-        let (saves, until) = (&self.locks.manager.parts.saves, self.locks.begin());
-        let deleted = saves.delete(&self.mine.held, self.onto(), until).await;
+        let (saves, until) = (&self.locks.manager.core.saves, self.locks.begin());
+        let deleted = saves.delete(&self.own.held, self.onto(), until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
-                self.locks.shows(&self.mine.lock.key, None);
-                self.locks.let_go(&self.mine, "deleted").await;
+                self.locks.shows(&self.own.lock.key, None);
+                self.locks.let_go(&self.own, "deleted").await;
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.held.token),
+            Err(LockError::Lost { .. }) => self.locks.forget(self.own.held.token),
             Err(_) => {}
         }
         deleted
@@ -223,7 +222,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// release of a saved document is no error: the release goes on in the background.
     pub async fn save_and_release(mut self) -> Result<()> {
         self.save().await?;
-        self.locks.let_go(&self.mine, "saved").await;
+        self.locks.let_go(&self.own, "saved").await;
         Ok(())
     }
 }
@@ -239,8 +238,8 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the lock is still released.
     pub async fn release(self) -> Result<Released> {
-        let released = self.locks.release(&self.mine, self.locks.begin()).await?;
-        self.locks.has_released(&self.mine.held, released);
+        let released = self.locks.release(&self.own, self.locks.begin()).await?;
+        self.locks.has_released(&self.own.held, released);
         Ok(released)
     }
 
@@ -248,13 +247,13 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// for a moment should release only fresh locks, and so leave the lock of an open form alone.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
-        self.mine.is_fresh()
+        self.own.is_fresh()
     }
 
     /// The token of this acquisition, as the client gets it in `Lock-Token`.
     #[must_use]
     pub fn token(&self) -> LockToken {
-        self.mine.held.token
+        self.own.held.token
     }
 
     /// The lock, for guarded writes of your own:
@@ -263,8 +262,8 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        let version = self.locks.shows(&self.mine.lock.key, None);
-        self.locks.manager.parts.saves.held(self.mine.held.clone(), version, self.onto.clone())
+        let version = self.locks.shows(&self.own.lock.key, None);
+        self.locks.manager.core.saves.held(self.own.held.clone(), version, self.onto.clone())
     }
 
     /// The version of the document as it was loaded or last saved by this value, as the client gets it in `ETag`.
@@ -276,13 +275,13 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
     /// [`LockManager::lost`](crate::LockManager::lost). For handlers that run long.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<T, How> {
-        self.locks.manager.lost(&self.mine.lock)
+        self.locks.manager.lost(&self.own.lock)
     }
 
     /// The lock as it was when the document was loaded.
     #[must_use]
     pub fn lock(&self) -> &Lock {
-        &self.mine.lock
+        &self.own.lock
     }
 
     /// Returns the document alone. The session keeps the lock.
@@ -291,12 +290,12 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.document
     }
 
-    pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
+    pub(super) fn new(own: OwnLock, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
         let (document, original) = document;
-        locks.shows(&mine.lock.key, Some(original.version()));
+        locks.shows(&own.lock.key, Some(original.version()));
         let onto = SharedVersion::default();
         *onto.lock() = locks.names_version().then(|| original.version());
-        Self { document, original, onto, mine, locks, how: PhantomData }
+        Self { document, original, onto, own, locks, how: PhantomData }
     }
 }
 
@@ -318,7 +317,7 @@ impl<T: fmt::Debug, How> fmt::Debug for Guarded<T, How> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guarded")
             .field("document", &self.document)
-            .field("lock", &self.mine.lock)
+            .field("lock", &self.own.lock)
             .finish_non_exhaustive()
     }
 }
@@ -358,15 +357,15 @@ pub(super) async fn open<T: Lockable, How>(
     key: &LockKey,
     how: Terms<'_>,
 ) -> Result<Guarded<T, How>> {
-    let load = async |mine: &Mine, until| {
-        if mine.has_waited {
+    let load = async |own: &OwnLock, until| {
+        if own.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
         }
-        decode(key, locks.load(mine, until).await?)
+        decode(key, locks.load(own, until).await?)
     };
     let how = Terms { document: Document::IsLoaded, ..how };
-    let (mine, document) = locks.acquire(key, how, load).await?;
-    Ok(Guarded::new(mine, document, Rc::clone(locks)))
+    let (own, document) = locks.acquire(key, how, load).await?;
+    Ok(Guarded::new(own, document, Rc::clone(locks)))
 }
 
 impl<T: Lockable> FromRequest for HeldDoc<T> {
@@ -391,10 +390,10 @@ pub(super) async fn held<T: Lockable>(
     locks.may_lock(slice::from_ref(key)).await?;
     let (offered, until) = (locks.headers.tokens()?, locks.begin());
     let how = Terms { offered, document: Document::IsLoaded, ..Terms::exclusive(Wait::no()) };
-    let mine = locks.confirm(key, how, until).await?;
-    let loaded = locks.load(&mine, until).await.and_then(|it| decode(key, it));
+    let own = locks.confirm(key, how, until).await?;
+    let loaded = locks.load(&own, until).await.and_then(|it| decode(key, it));
     if let Err(LockError::NotFound { .. }) = loaded {
-        locks.release(&mine, until).await?;
+        locks.release(&own, until).await?;
     }
-    Ok(Guarded::new(mine, loaded?, Rc::clone(locks)))
+    Ok(Guarded::new(own, loaded?, Rc::clone(locks)))
 }

@@ -281,13 +281,13 @@ pub(super) fn saved_before(error: &LockError) -> Option<Version> {
 
 /// The answer for a missing document, to a person who may not learn whether there is one.
 pub(super) fn hidden(key: LockKey) -> LockError {
-    served(|it| it.is_hidden = true);
+    current_request(|it| it.is_hidden = true);
     LockError::NotFound { key }
 }
 
 /// True if the page of this request has shown its document, which is missing now.
 fn was_deleted() -> bool {
-    served(|it| !it.is_hidden) == Some(true) && asker().is_some_and(|it| it.has_shown_it())
+    current_request(|it| !it.is_hidden) == Some(true) && asker().is_some_and(|it| it.has_shown_it())
 }
 
 /// A resource that refuses all methods but these, for which the caller adds the routes.
@@ -340,7 +340,7 @@ impl<E: ResponseError> ResponseError for crate::store::TransactionError<E> {
 }
 
 tokio::task_local! {
-    pub(super) static SERVED: RefCell<Served>;
+    pub(super) static CURRENT_REQUEST: RefCell<CurrentRequest>;
 }
 
 /// What the answer to a request may say besides its error.
@@ -354,7 +354,7 @@ pub(super) trait Asker {
 }
 
 /// The current request, as the log names it.
-pub(super) struct Served {
+pub(super) struct CurrentRequest {
     pub(super) manager: Rc<LockManager>,
     pub(super) method: Method,
     pub(super) uri: Uri,
@@ -368,12 +368,12 @@ pub(super) struct Served {
 }
 
 fn asker() -> Option<Rc<dyn Asker>> {
-    served(|it| Rc::clone(&it.asker))
+    current_request(|it| Rc::clone(&it.asker))
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.
-fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
-    SERVED.try_with(|served| access(&mut served.borrow_mut())).ok()
+fn current_request<T>(access: impl FnOnce(&mut CurrentRequest) -> T) -> Option<T> {
+    CURRENT_REQUEST.try_with(|it| access(&mut it.borrow_mut())).ok()
 }
 
 /// The client is told nothing about a fault of the server, so the fault is logged, with its request. The
@@ -381,8 +381,8 @@ fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
 pub(super) fn log_fault(error: &LockError) {
     // A wrong configuration that this module found was logged at once. The other errors here are not faults, and
     // clients can cause any number of them.
-    let is_told =
-        matches!(error, LockError::Misconfigured(_)) && served(|it| it.is_told) != Some(false);
+    let is_told = matches!(error, LockError::Misconfigured(_))
+        && current_request(|it| it.is_told) != Some(false);
     let is_known = matches!(error, LockError::ShutDown | LockError::TooManyWaiters { .. })
         || error.is_overload()
         || is_told;
@@ -400,7 +400,7 @@ pub(super) fn log_fault(error: &LockError) {
             }
             _ => "for other reasons",
         };
-        match served(|it| named(it)) {
+        match current_request(|it| named(it)) {
             Some(request) => log_failure(why, format!("{request}: {line}")),
             None => log_failure(why, line),
         }
@@ -414,13 +414,13 @@ thread_local! {
 
 /// Logs a fault that a client can cause in any number: the first one of a kind at once, the next ones together.
 pub(super) fn log_failure(why: &'static str, line: String) {
-    match served(|it| it.manager.clone()) {
+    match current_request(|it| it.manager.clone()) {
         Some(manager) => manager.request_failed(why, line),
         None => LIMIT.with(|limit| limit.error(why, &line)),
     }
 }
 
-fn named(Served { method, uri, document, .. }: &Served) -> String {
+fn named(CurrentRequest { method, uri, document, .. }: &CurrentRequest) -> String {
     let document = document.as_ref().map(|key| format!(" for {}", key.shown())).unwrap_or_default();
     format!("{method} {}{document} has failed", printable(&short(uri.path())))
 }
@@ -430,6 +430,6 @@ fn named(Served { method, uri, document, .. }: &Served) -> String {
 pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
     let what_to_do = what_to_do.into();
     log_failure("because the application is not wired correctly", what_to_do.clone());
-    served(|it| it.is_told = true);
+    current_request(|it| it.is_told = true);
     LockError::Misconfigured(what_to_do)
 }

@@ -34,7 +34,7 @@ use uuid::Uuid;
 use self::{headers::Headers, version::ShownVersions};
 pub(super) use self::{
     path::path_param,
-    terms::{Document, Elsewhere, Got, Mine, Terms},
+    terms::{Document, Elsewhere, Got, OwnLock, Terms},
 };
 use crate::{
     actor::Actor,
@@ -177,7 +177,7 @@ impl RequestLocks {
 
     /// The deadline of an operation that begins now.
     pub(super) fn begin(&self) -> Instant {
-        let until = self.manager.parts.verbs.until();
+        let until = self.manager.core.verbs.until();
         self.until.set(Some(until));
         until
     }
@@ -190,7 +190,7 @@ impl RequestLocks {
     /// The live locks of the session.
     pub(super) async fn list(&self, until: Instant) -> Result<Vec<Lock>> {
         match self.aid() {
-            Some(aid) => self.manager.parts.reads.list(Some(&aid), until).await,
+            Some(aid) => self.manager.core.reads.list(Some(&aid), until).await,
             None => Ok(Vec::new()),
         }
     }
@@ -270,19 +270,19 @@ impl RequestLocks {
         self.name_of_person
             .set(is_asked.then(|| self.person()).flatten().as_ref().map(person::name_of));
         if let Some(aid) = aid.as_ref().filter(|_| !self.headers.is_idle) {
-            self.renewal.replace(self.manager.parts.sessions.touch(aid, &self.headers.named()));
+            self.renewal.replace(self.manager.core.sessions.touch(aid, &self.headers.named()));
         }
         self.aid_before.replace(aid.clone());
         self.aid.replace(aid);
     }
 
     /// Notes that this request holds this lock.
-    fn remember(&self, mine: &Mine) {
+    fn remember(&self, own: &OwnLock) {
         let mut held = self.held.borrow_mut();
-        if !held.contains(&mine.held.token) {
-            held.push(mine.held.token);
+        if !held.contains(&own.held.token) {
+            held.push(own.held.token);
         }
-        self.also_renew(&mine.lock);
+        self.also_renew(&own.lock);
     }
 
     /// Also renews this lock, which the request names, if it is not a lock of the request's own tab.
@@ -291,7 +291,7 @@ impl RequestLocks {
             && self.headers.tab != Some(tab)
             && !self.headers.is_idle
         {
-            drop(self.manager.parts.sessions.touch(&lock.aid, &[NamedBy::Token(token)]));
+            drop(self.manager.core.sessions.touch(&lock.aid, &[NamedBy::Token(token)]));
         }
     }
 
@@ -357,7 +357,7 @@ impl RequestLocks {
             if now.as_ref() != Some(&aid) {
                 // Cannot fail for a string, and does nothing in a purged session.
                 let _ = session.insert(AID, &aid);
-                self.manager.parts.sessions.session_begins(&aid);
+                self.manager.core.sessions.session_begins(&aid);
             }
         }
         if keeps_locks && aid_in(session) != *self.aid.borrow() {
@@ -402,7 +402,7 @@ impl RequestLocks {
             fresh.retain(|fresh| fresh.lock.aid != aid);
             self.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
             self.fresh.replace(fresh);
-            if let Err(e) = self.manager.parts.sessions.end(&aid, EndReason::LoggedOut).await {
+            if let Err(e) = self.manager.core.sessions.end(&aid, EndReason::LoggedOut).await {
                 log::error!(
                     target: "actix_doclock::session",
                     "the locks of the ended session {aid:?} were not released, and remain until they \
@@ -446,8 +446,8 @@ impl RequestLocks {
             // In an outage, the answer does not wait for a second deadline.
             _ if answer.is_server_error() => return Meanwhile::Perhaps,
             Some(aid) => {
-                let until = clock::now() + LONGEST_LOOK.min(self.manager.parts.verbs.deadline);
-                self.manager.parts.sessions.refuse_ended(aid, None, until).await
+                let until = clock::now() + LONGEST_LOOK.min(self.manager.core.verbs.deadline);
+                self.manager.core.sessions.refuse_ended(aid, None, until).await
             }
             None => Ok(()),
         };
@@ -485,7 +485,7 @@ impl RequestLocks {
             return error;
         }
         let outage = StoreError::new(StoreErrorKind::Unavailable, error.to_string());
-        self.manager.parts.sessions.failed(&outage);
+        self.manager.core.sessions.failed(&outage);
         Problem::from(LockError::Store(outage)).into()
     }
 
@@ -543,7 +543,7 @@ impl Drop for RequestLocks {
         // locks are released. If the session store did not save the logout, the session gets a new aid
         // later.
         if let Some(aid) = self.ending.take() {
-            self.manager.parts.sessions.end_in_background(aid);
+            self.manager.core.sessions.end_in_background(aid);
         }
     }
 }

@@ -37,8 +37,8 @@ pub(super) struct Rules {
     pub(super) is_for_all_routes: bool,
 }
 
-/// The origin of a request, according to the reverse proxy.
-struct Asked<'a> {
+/// The origin that a request is sent to (its target origin), according to the reverse proxy.
+struct TargetOrigin<'a> {
     /// `None` if nobody has told.
     scheme: Option<&'a str>,
     /// The host with its port, of the proxy and of the request itself.
@@ -90,13 +90,15 @@ impl Rules {
         let is_told =
             headers.contains_key(X_FORWARDED_PROTO) || forwarded.into_iter().any(has_proto);
         let scheme = match connection.scheme() {
-            told if is_told && !self.is_https => Some(told),
+            scheme if is_told && !self.is_https => Some(scheme),
             _ if is_secure || self.is_https => Some("https"),
             _ => None,
         };
         let own_host = headers.get(HOST).and_then(|host| host.to_str().ok());
         let hosts = [connection.host(), own_host.unwrap_or(connection.host())];
-        if self.has_own_token(headers) || !self.is_cross_site(headers, &Asked { scheme, hosts }) {
+        if self.has_own_token(headers)
+            || !self.is_cross_site(headers, &TargetOrigin { scheme, hosts })
+        {
             return Ok(());
         }
         Err(Problem::new(StatusCode::FORBIDDEN, "cross_site").detail(
@@ -105,7 +107,7 @@ impl Rules {
         ))
     }
 
-    fn is_cross_site(&self, headers: &HeaderMap, asked: &Asked<'_>) -> bool {
+    fn is_cross_site(&self, headers: &HeaderMap, target: &TargetOrigin<'_>) -> bool {
         let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         if origin.is_some_and(|origin| self.trusted.iter().any(|it| it == origin)) {
             return false;
@@ -118,17 +120,17 @@ impl Rules {
             // no referrer.
             (Some("null"), None) => true,
             (None | Some("null"), _) => false,
-            (Some(origin), _) => !asked.is_of(origin, site == Some(b"same-origin")),
+            (Some(origin), _) => !target.equals(origin, site == Some(b"same-origin")),
         }
     }
 }
 
-impl Asked<'_> {
-    /// True if this is the origin of the request. `is_told`: the browser says that it is, so a proxy may have another
+impl TargetOrigin<'_> {
+    /// True if this is the target origin. `is_told`: the browser says that it is, so a proxy may have another
     /// opinion about the scheme.
     ///
     /// Where nobody has told the scheme of the request, a page of `https` is not refused: a proxy may have removed TLS.
-    fn is_of(&self, origin: &str, is_told: bool) -> bool {
+    fn equals(&self, origin: &str, is_told: bool) -> bool {
         let origin = origin.parse::<Uri>().ok();
         let parts = origin.as_ref().and_then(|it| it.scheme().zip(it.authority()));
         let Some((scheme, authority)) = parts else { return false };
@@ -167,8 +169,8 @@ mod tests {
             for header in &given {
                 request = request.insert_header(*header);
             }
-            let told = rules.check(&request.to_http_request(), is_secure);
-            assert_eq!(told.is_err(), *is_cross, "{given:?}");
+            let answer = rules.check(&request.to_http_request(), is_secure);
+            assert_eq!(answer.is_err(), *is_cross, "{given:?}");
         }
     }
 

@@ -102,7 +102,7 @@ impl LockManager {
     /// # Errors
     /// The errors of the server.
     pub async fn serve(&self, server: impl IntoServer) -> io::Result<()> {
-        let drain = self.parts.settings.drain_delay;
+        let drain = self.core.settings.drain_delay;
         let (server, has_our_signals) =
             if drain.is_zero() { (server, false) } else { server.without_signals() };
         let server = server.into_server();
@@ -120,7 +120,7 @@ impl LockManager {
     async fn is_stopped_in_vain(&self, server: Option<ServerHandle>, drain: Duration) {
         told_to_stop(server.as_ref()).await;
         if let Some(server) = server {
-            self.parts.stop_begins.cancel();
+            self.core.stop_begins.cancel();
             log::info!(
                 target: "actix_doclock::web",
                 "told to stop: health says so for {drain:?}, and requests are still served",
@@ -131,7 +131,7 @@ impl LockManager {
         }
         self.begin_shutdown();
         sleep(TO_END).await;
-        match self.parts.event_streams.count() {
+        match self.core.event_streams.count() {
             0 => pending().await,
             open => log::warn!(
                 target: "actix_doclock::web",

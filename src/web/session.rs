@@ -58,7 +58,7 @@ impl LockManager {
         let digest =
             Sha256::new().chain_update("actix-doclock session key").chain_update(key.master());
         let digest = digest.finalize();
-        self.parts
+        self.core
             .servers
             .note_key(digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect());
     }

@@ -21,7 +21,7 @@ use crate::{
         locked_doc::{HeldDoc, LockedDoc, held, open},
         problem::{Problem, log_fault},
         refused::Refused,
-        request::{Elsewhere, Mine, RequestLocks, Terms},
+        request::{Elsewhere, OwnLock, RequestLocks, Terms},
     },
 };
 
@@ -79,13 +79,13 @@ impl SessionLocks {
     }
 
     /// Takes or confirms the lock, whether or not there is such a document, unless the request names its version.
-    async fn take(&self, key: &LockKey, how: Terms<'_>) -> Result<Mine> {
+    async fn take(&self, key: &LockKey, how: Terms<'_>) -> Result<OwnLock> {
         let is_named = self.locks.names_version();
-        let work = async |mine: &Mine, until| {
-            if is_named { self.locks.load(mine, until).await.map(drop) } else { Ok(()) }
+        let work = async |own: &OwnLock, until| {
+            if is_named { self.locks.load(own, until).await.map(drop) } else { Ok(()) }
         };
-        let (mine, ()) = self.locks.acquire(key, how, work).await?;
-        Ok(mine)
+        let (own, ()) = self.locks.acquire(key, how, work).await?;
+        Ok(own)
     }
 
     /// Inserts a new document, whose lock this session holds from the first moment: nobody sees the
@@ -106,24 +106,24 @@ impl SessionLocks {
     /// If the future is dropped, the document may have been inserted. No lock remains.
     pub async fn create<T: Lockable>(&self, id: T::Id, document: T) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
-        self.locks.manager.parts.collections.ready_to_create(&key, self.locks.begin()).await?;
+        self.locks.manager.core.collections.ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
         if self.locks.has_policy()
-            && self.locks.manager.parts.reads.exists(&key, self.locks.begin()).await?
+            && self.locks.manager.core.reads.exists(&key, self.locks.begin()).await?
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let taken = self.take(&key, Terms::exclusive(Wait::no())).await;
-        if let Err(LockError::Held(_)) = &taken {
+        let attempt = self.take(&key, Terms::exclusive(Wait::no())).await;
+        if let Err(LockError::Held(_)) = &attempt {
             // Not everybody may learn the name of its creator either.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
-        let (mine, until) = (taken?, self.locks.begin());
-        match self.locks.manager.parts.saves.create(&mine.held, &document, until).await {
-            Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
+        let (own, until) = (attempt?, self.locks.begin());
+        match self.locks.manager.core.saves.create(&own.held, &document, until).await {
+            Ok(original) => Ok(LockedDoc::new(own, (document, original), self.locks.clone())),
             Err(error) => {
-                if mine.is_fresh() {
-                    self.locks.let_go(&mine, "not created").await;
+                if own.is_fresh() {
+                    self.locks.let_go(&own, "not created").await;
                 }
                 Err(error)
             }
@@ -149,8 +149,8 @@ impl SessionLocks {
         wait: Wait,
     ) -> Result<Vec<Lock>> {
         let take = async |key: LockKey, wait| self.take(&key, Terms::exclusive(wait)).await;
-        let all = self.all_or_none(keys.into_iter().collect(), wait, take, |mine| mine).await?;
-        Ok(all.into_iter().map(|mine| mine.lock).collect())
+        let all = self.all_or_none(keys.into_iter().collect(), wait, take, |own| own).await?;
+        Ok(all.into_iter().map(|own| own.lock).collect())
     }
 
     /// Takes or confirms the lock on the document `id`, and loads the document: [`LockedDoc`](crate::LockedDoc) for
@@ -206,7 +206,7 @@ impl SessionLocks {
     ) -> Result<Vec<LockedDoc<T>>> {
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         let take = async |key: LockKey, wait| open(&self.locks, &key, Terms::exclusive(wait)).await;
-        self.all_or_none(keys?, wait, take, |doc| &doc.mine).await
+        self.all_or_none(keys?, wait, take, |doc| &doc.own).await
     }
 
     /// Takes or confirms the exclusive locks on the free ones of these documents, for a bulk edit. A lock that the
@@ -247,7 +247,7 @@ impl SessionLocks {
         keys: BTreeSet<LockKey>,
         wait: Wait,
         take: impl AsyncFn(LockKey, Wait) -> Result<X>,
-        mine: impl Fn(&X) -> &Mine,
+        own: impl Fn(&X) -> &OwnLock,
     ) -> Result<Vec<X>> {
         let began = clock::now();
         self.locks.check_one_version(keys.len())?;
@@ -255,10 +255,10 @@ impl SessionLocks {
         let mut all = Vec::new();
         for key in keys {
             match take(key, wait.since(began)).await {
-                Ok(taken) => all.push(taken),
+                Ok(held) => all.push(held),
                 Err(e) => {
-                    for mine in all.iter().rev().map(mine).filter(|mine| mine.is_fresh()) {
-                        self.locks.release(mine, self.locks.begin()).await?;
+                    for own in all.iter().rev().map(own).filter(|own| own.is_fresh()) {
+                        self.locks.release(own, self.locks.begin()).await?;
                     }
                     return Err(e);
                 }
@@ -310,7 +310,7 @@ impl SessionLocks {
     }
 
     async fn read<T: Lockable>(&self, key: LockKey) -> Result<T> {
-        let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
+        let document = self.locks.manager.core.reads.load(&key, self.locks.begin()).await?;
         self.locks.shows(&key, Some(document.version()));
         document.decode().map_err(|source| LockError::Document { key, source })
     }

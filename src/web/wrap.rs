@@ -14,7 +14,7 @@ use crate::{
     lock::Aid,
     manager::LockManager,
     web::{
-        problem::{Asker, Problem, SERVED, Served, log_fault},
+        problem::{Asker, CURRENT_REQUEST, CurrentRequest, Problem, log_fault},
         request::{RequestLocks, Whose},
         settings::Settings,
     },
@@ -58,7 +58,7 @@ where
             Err(error) => return Box::pin(async { Err(rendered(error)) }),
         };
         let of_request: Rc<dyn Asker> = locks.clone();
-        let served = Served {
+        let current = CurrentRequest {
             manager: Rc::clone(&self.manager),
             method: req.method().clone(),
             uri: req.uri().clone(),
@@ -84,7 +84,7 @@ where
                 }
             }
         };
-        Box::pin(SERVED.scope(RefCell::new(served), answer))
+        Box::pin(CURRENT_REQUEST.scope(RefCell::new(current), answer))
     }
 }
 

@@ -56,11 +56,11 @@ impl EndReason {
     }
 }
 
-type Call = dyn Fn(SessionEnd) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync;
+type OnEnd = dyn Fn(SessionEnd) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync;
 
 /// The hook of the application.
 #[derive(Clone)]
-pub(crate) struct Hook(pub(crate) Arc<Call>);
+pub(crate) struct Hook(pub(crate) Arc<OnEnd>);
 
 impl fmt::Debug for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

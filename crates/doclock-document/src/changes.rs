@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     Original, StoredDocument,
     aliases::{Read, without_aliases},
-    merge::{Merge, Refused, Versions},
+    merge::{Merge, Unwritable, Versions},
     node::{Members, Name, Node, Path, are_alike, are_same, differ, text_of},
     order::{arrange, kept},
 };
@@ -386,11 +386,11 @@ pub struct UnclearChange {
     pub field: String,
 }
 
-fn refused(why: Refused, path: &Path) -> BoxError {
+fn refused(why: Unwritable, path: &Path) -> BoxError {
     let field = text_of(path);
     match why {
-        Refused::Partial => UnclearChange { field }.into(),
-        Refused::Changed => format!("`{field}` has changed since it was loaded").into(),
+        Unwritable::Partial => UnclearChange { field }.into(),
+        Unwritable::Changed => format!("`{field}` has changed since it was loaded").into(),
     }
 }
 

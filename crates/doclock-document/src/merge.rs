@@ -54,7 +54,7 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     /// Why a value cannot be written, and the merge, which has stopped at this value.
-    pub(crate) fn of(versions: Versions<'a>) -> Result<(Node, Self), (Refused, Self)> {
+    pub(crate) fn of(versions: Versions<'a>) -> Result<(Node, Self), (Unwritable, Self)> {
         let mut merge = Self::default();
         match merge.value(versions) {
             Ok(merged) => Ok((merged.unwrap_or_else(|| Node::Document(Members::new())), merge)),
@@ -66,8 +66,8 @@ impl<'a> Merge<'a> {
         &mut self,
         step: Name,
         in_result: Name,
-        act: impl FnOnce(&mut Self) -> Result<T, Refused>,
-    ) -> Result<T, Refused> {
+        act: impl FnOnce(&mut Self) -> Result<T, Unwritable>,
+    ) -> Result<T, Unwritable> {
         self.path.push(step);
         self.place.push(in_result);
         let done = act(self)?;
@@ -76,7 +76,7 @@ impl<'a> Merge<'a> {
         Ok(done)
     }
 
-    fn value(&mut self, it: Versions<'a>) -> Result<Option<Node>, Refused> {
+    fn value(&mut self, it: Versions<'a>) -> Result<Option<Node>, Unwritable> {
         let Versions { loaded, before, after, now } = it;
         if are_same(before, after) {
             if let (Some(before), Some(after)) = (before, after) {
@@ -92,20 +92,22 @@ impl<'a> Merge<'a> {
         }
         let is_whole = [loaded, after, now].into_iter().flatten().any(|it| !it.is_leaf());
         if is_whole && !are_same(loaded, now) {
-            return Err(Refused::Changed);
+            return Err(Unwritable::Changed);
         }
         match [loaded, before, after].map(|it| it.and_then(Node::elements)) {
             [Some(loaded), Some(before), Some(after)] if loaded.len() == before.len() => {
                 self.elements(loaded, before, after).map(Some)
             }
             // Nothing tells which element is which, so all of them must be known to the type.
-            [Some(loaded), Some(before), _] if !are_known(loaded, before) => Err(Refused::Partial),
+            [Some(loaded), Some(before), _] if !are_known(loaded, before) => {
+                Err(Unwritable::Partial)
+            }
             _ => Ok(after.cloned()),
         }
     }
 
     /// Merges member by member, if all versions are documents.
-    fn members(&mut self, it: Versions<'a>) -> Result<Option<Node>, Refused> {
+    fn members(&mut self, it: Versions<'a>) -> Result<Option<Node>, Unwritable> {
         let members = [it.loaded, it.before, it.after, it.now].map(|it| it.and_then(Node::members));
         let [Some(loaded), Some(before), Some(after), Some(now)] = members else {
             return Ok(None);
@@ -135,13 +137,13 @@ impl<'a> Merge<'a> {
         loaded: &'a [Node],
         before: &'a [Node],
         after: &'a [Node],
-    ) -> Result<Node, Refused> {
+    ) -> Result<Node, Unwritable> {
         let Some(origins) = origins(loaded, before) else {
             let is_lossless = are_known(loaded, before);
             return if is_lossless {
                 Ok(Node::Array(after.to_vec()))
             } else {
-                Err(Refused::Partial)
+                Err(Unwritable::Partial)
             };
         };
         let are_equal = |a: usize, b: usize| loaded[origins[a]].is_same(&loaded[origins[b]]);
@@ -153,7 +155,7 @@ impl<'a> Merge<'a> {
                 self.note_missing(&loaded[at], before);
                 self.path.pop();
             }
-            return Err(Refused::Partial);
+            return Err(Unwritable::Partial);
         }
         let mut merged = Vec::with_capacity(after.len());
         for (n, (element, partner)) in after.iter().zip(partners).enumerate() {
@@ -230,7 +232,7 @@ fn is_reordered(before: &Members, after: &Members) -> bool {
 
 /// Why a value cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum Unwritable {
     /// It would be rewritten as a whole, but has changed since it was loaded.
     Changed,
     /// Fields or elements of an array that the type does not know would be lost.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     ended::SessionEnded,
     error::{BoxError, Result},
-    manager::{Parts, pauses::Pauses},
+    manager::{Core, pauses::Pauses},
     random,
     store::{News, NewsId, Outbox, Settled},
     takeover::Takeover,
@@ -97,7 +97,7 @@ impl Listener {
 #[derive(Clone, Default)]
 pub(in crate::manager) struct Listeners {
     pub(in crate::manager) ended: Option<Listener>,
-    pub(in crate::manager) taken: Option<Listener>,
+    pub(in crate::manager) takeovers: Option<Listener>,
 }
 
 /// What one listener is told. Each listener has a task of its own, so that one that hangs does not hold up the other.
@@ -107,46 +107,47 @@ struct Announcer {
     /// Another id than the manager's own: a sweep of the manager must not take an end that is just being announced.
     worker: Uuid,
     /// The news that was announced, but whose announcement is not recorded yet.
-    told: Vec<NewsId>,
+    announced: Vec<NewsId>,
 }
 
 impl Announcer {
     /// Announces some of the waiting news. True if there was any.
-    async fn announce_some(&mut self, parts: &Arc<Parts>) -> Result<bool> {
+    async fn announce_some(&mut self, core: &Arc<Core>) -> Result<bool> {
         let (worker, limit) = (self.worker, self.limit);
-        if !self.told.is_empty() {
-            note(parts, worker, self.told.clone()).await?;
-            self.told.clear();
+        if !self.announced.is_empty() {
+            note(core, worker, self.announced.clone()).await?;
+            self.announced.clear();
         }
-        let args =
-            (parts.collections.names(), self.listener.outbox, worker, limit + TIME_TO_SAY_SO);
-        let taken = parts.verbs.ask("take_news", args, |store, (all, outbox, by, lease), until| {
+        let args = (core.collections.names(), self.listener.outbox, worker, limit + TIME_TO_SAY_SO);
+        let news = core.verbs.ask("take_news", args, |store, (all, outbox, by, lease), until| {
             store.take_news(outbox(all), *by, *lease, AT_ONCE, until)
         });
-        let taken = taken.await?;
-        if taken.is_empty() {
+        let news = news.await?;
+        if news.is_empty() {
             return Ok(false);
         }
-        self.told = taken.iter().map(id).collect();
+        self.announced = news.iter().map(id).collect();
         // All news that was taken is announced, even if this future is dropped.
-        let (own, listener, told) = (Arc::clone(parts), self.listener.clone(), self.told.clone());
-        let called = parts.verbs.runner.spawn(&TaskTracker::new(), async move {
-            join_all(taken.iter().map(|news| listener.call(news, limit))).await;
-            note(&own, worker, told).await
+        let (own, listener, announced) =
+            (Arc::clone(core), self.listener.clone(), self.announced.clone());
+        let called = core.verbs.runner.spawn(&TaskTracker::new(), async move {
+            join_all(news.iter().map(|it| listener.call(it, limit))).await;
+            note(&own, worker, announced).await
         });
         if let Ok(noted) = called.await {
             noted?;
-            self.told.clear();
+            self.announced.clear();
         }
         Ok(true)
     }
 }
 
 /// Records that the listener was called.
-async fn note(parts: &Parts, worker: Uuid, told: Vec<NewsId>) -> Result<()> {
-    let noted = parts.verbs.ask("settle_news", (worker, told), |store, (worker, told), until| {
-        store.settle_news(told, *worker, Settled::Told, until)
-    });
+async fn note(core: &Core, worker: Uuid, announced: Vec<NewsId>) -> Result<()> {
+    let noted =
+        core.verbs.ask("settle_news", (worker, announced), |store, (worker, announced), until| {
+            store.settle_news(announced, *worker, Settled::Told, until)
+        });
     noted.await
 }
 
@@ -158,15 +159,16 @@ fn id(news: &News) -> NewsId {
 }
 
 /// Calls the listener until the manager is gone.
-pub(in crate::manager) async fn run(manager: Weak<Parts>, listener: Listener, limit: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Core>, listener: Listener, limit: Duration) {
     let mut pauses = Pauses::new(listener.task, FIRST_PAUSE);
-    let mut announcer = Announcer { listener, limit, worker: random::uuid(), told: Vec::new() };
-    while let Some(parts) = manager.upgrade() {
-        let verbs = Arc::clone(&parts.verbs);
+    let mut announcer =
+        Announcer { listener, limit, worker: random::uuid(), announced: Vec::new() };
+    while let Some(core) = manager.upgrade() {
+        let verbs = Arc::clone(&core.verbs);
         // News that comes from now on is not missed.
         let news = verbs.news.notified();
-        let outcome = announcer.announce_some(&parts).await;
-        drop(parts);
+        let outcome = announcer.announce_some(&core).await;
+        drop(core);
         match outcome {
             Ok(true) => drop(pauses.after_success(None)),
             Ok(false) => news.await,

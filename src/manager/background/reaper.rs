@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use crate::{
     clock,
     error::Result,
-    manager::{Parts, observe, pauses::Pauses},
+    manager::{Core, observe, pauses::Pauses},
     random,
     store::Swept,
 };
@@ -20,7 +20,7 @@ use crate::{
 /// they need little memory.
 const AT_ONCE: usize = 200;
 
-impl Parts {
+impl Core {
     /// Ends all idle sessions, and returns their number.
     pub(in crate::manager) async fn sweep(&self) -> Result<usize> {
         let mut sessions = 0;
@@ -49,7 +49,7 @@ impl Parts {
             let swept = swept?;
             for (key, token) in &swept.expired {
                 let label = self.collections.label(key);
-                self.seen.losses.count(label, Some(*token), "expired", "reaper");
+                self.beliefs.losses.count(label, Some(*token), "expired", "reaper");
             }
             if swept.sessions > 0 {
                 log::debug!(
@@ -72,21 +72,21 @@ impl Parts {
 }
 
 /// Sweeps until the manager is gone.
-pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Core>, interval: Duration) {
     let mut pauses = Pauses::new("looking for idle sessions", interval);
-    while let Some(parts) = manager.upgrade() {
-        let (all, began) = (Arc::clone(&parts.collections), clock::now());
-        let pause = match parts.sweep_some().await {
+    while let Some(core) = manager.upgrade() {
+        let (all, began) = (Arc::clone(&core.collections), clock::now());
+        let pause = match core.sweep_some().await {
             Ok(swept) if swept.more => Duration::ZERO,
             Ok(swept) => {
                 // A lock that is granted from now on usually lives for the ttl.
-                let soonest = parts.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
+                let soonest = core.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
                 pauses.after_success(Some(soonest.saturating_sub(clock::since(began))))
             }
             Err(e) => pauses.after_failure(&e),
         };
         // Does not keep the manager alive while nothing is due.
-        drop(parts);
+        drop(core);
         let mut next = clock::now() + pause;
         loop {
             tokio::select! {

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     clock,
-    manager::{Parts, observe, pauses::jittered},
+    manager::{Core, observe, pauses::jittered},
     text::cut,
     text::millis,
 };
@@ -55,16 +55,16 @@ impl Panics {
     }
 
     pub(in crate::manager) fn all(&self) -> BTreeMap<&'static str, TaskPanics> {
-        let told = |(count, at, message): &(u32, Instant, String)| TaskPanics {
+        let report = |(count, at, message): &(u32, Instant, String)| TaskPanics {
             count: *count,
             last: clock::since(*at),
             message: message.clone(),
         };
-        self.0.lock().iter().map(|(task, panics)| (*task, told(panics))).collect()
+        self.0.lock().iter().map(|(task, panics)| (*task, report(panics))).collect()
     }
 }
 
-impl Parts {
+impl Core {
     /// Runs a background task to its end, or until the manager is shut down or gone, and starts it again whenever it
     /// panics. Such a stop drops the task at an `await`: the commands that the task has sent are tasks of their own.
     ///
@@ -74,7 +74,7 @@ impl Parts {
         self: &Arc<Self>,
         task: &'static str,
         panicked: impl Fn(&Self) + Send + 'static,
-        start: impl Fn(Weak<Parts>) -> F + Send + 'static,
+        start: impl Fn(Weak<Core>) -> F + Send + 'static,
     ) -> AbortHandle
     where
         F: Future<Output = ()> + Send + 'static,
@@ -87,7 +87,7 @@ impl Parts {
                 let began = clock::now();
                 let mut running = Running(tokio::spawn(start(Weak::clone(&weak))));
                 let Err(error) = (&mut running.0).await else { return };
-                let (Ok(panic), Some(parts)) = (error.try_into_panic(), weak.upgrade()) else {
+                let (Ok(panic), Some(core)) = (error.try_into_panic(), weak.upgrade()) else {
                     return;
                 };
                 if clock::since(began) >= PROVEN {
@@ -100,9 +100,9 @@ impl Parts {
                      this with the message: {message}",
                 );
                 observe::panicked(task);
-                parts.panics.note(task, message);
-                panicked(&parts);
-                drop(parts);
+                core.panics.note(task, message);
+                panicked(&core);
+                drop(core);
                 sleep(now).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -141,12 +141,12 @@ mod tests {
         let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
         let (starts, noticed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let runs = Arc::new(Semaphore::new(0));
-        let (started, told, running) =
+        let (started, counted, running) =
             (Arc::clone(&starts), Arc::clone(&noticed), Arc::clone(&runs));
-        let supervisor = manager.parts.supervise(
+        let supervisor = manager.core.supervise(
             "test",
             move |_| {
-                told.fetch_add(1, Ordering::SeqCst);
+                counted.fetch_add(1, Ordering::SeqCst);
             },
             move |_| {
                 let (nth, running) = (started.fetch_add(1, Ordering::SeqCst), Arc::clone(&running));
@@ -171,8 +171,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_ends_by_itself_and_one_of_a_manager_that_was_shut_down_stay_ended() {
         let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
-        let ends = manager.parts.supervise("ends", |_| {}, |_| async {});
-        let panics = manager.parts.supervise("panics", |_| {}, |_| async { panic!("on purpose") });
+        let ends = manager.core.supervise("ends", |_| {}, |_| async {});
+        let panics = manager.core.supervise("panics", |_| {}, |_| async { panic!("on purpose") });
         while !ends.is_finished() {
             tokio::task::yield_now().await;
         }

@@ -10,7 +10,7 @@ use crate::{
     clock,
     error::Result,
     lock::Aid,
-    manager::{Parts, observe},
+    manager::{Core, observe},
     store::Swept,
 };
 use parking_lot::Mutex;
@@ -43,7 +43,7 @@ impl Unannounced {
     }
 }
 
-impl Parts {
+impl Core {
     /// Called after each sweep. In normal operation this costs nothing. After a sweep that reached its limit, all
     /// overdue sessions are listed; once the sweeps have caught up, that list is checked.
     pub(in crate::manager) async fn watch_the_overdue(

@@ -11,7 +11,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, Mode},
     manager::{
-        LockManager, Parts,
+        Core, LockManager,
         claim::{Acquired, Wait, Wanted},
         guard::{LockGuard, LockGuards},
     },
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 64;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Job {
-    parts: Arc<Parts>,
+    core: Arc<Core>,
     /// The identity of the job in a deadlock search. Each of its locks is held by a session of its own.
     aid: Aid,
     holder: Holder,
@@ -66,7 +66,7 @@ impl Job {
     /// crash, and that a stall of the process is noticed as a loss sooner.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        let longest = self.parts.settings.ttl;
+        let longest = self.core.settings.ttl;
         self.ttl = ttl.clamp(Duration::from_secs(1).min(longest), longest);
         self
     }
@@ -139,10 +139,10 @@ impl Job {
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
         let take = async |key: LockKey| (self.acquire(&key, Wait::no()).await, key);
         // At the same time, so that the claims travel together.
-        let taken: Vec<_> = stream::iter(keys).map(take).buffered(AT_ONCE).collect().await;
+        let attempts: Vec<_> = stream::iter(keys).map(take).buffered(AT_ONCE).collect().await;
         let (mut guards, mut refused) = (LockGuards::default(), Vec::new());
-        for (taken, key) in taken {
-            match taken {
+        for (attempt, key) in attempts {
+            match attempt {
                 Ok(guard) => guards.push(guard),
                 Err(e) => refused.push((key, e)),
             }
@@ -195,14 +195,14 @@ impl Job {
             upgrades: None,
             ttl,
         };
-        let (parts, scope) = (Arc::clone(&self.parts), TaskTracker::new());
-        let lock = match parts.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
+        let (core, scope) = (Arc::clone(&self.core), TaskTracker::new());
+        let lock = match core.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
             Acquired::Lost(key) => return Err(LockError::lost(key)),
             Acquired::AlreadyMine(lock) => lock,
             Acquired::Granted(fresh) => fresh.confirm(),
         };
-        LockGuard::new(parts, lock, wanted, self.aid.clone())
+        LockGuard::new(core, lock, wanted, self.aid.clone())
     }
 }
 
@@ -212,7 +212,7 @@ impl LockManager {
     #[must_use]
     pub fn job(&self, label: impl Into<String>) -> Job {
         Job {
-            parts: Arc::clone(&self.parts),
+            core: Arc::clone(&self.core),
             aid: Aid::of_job(false),
             holder: Holder::new(label),
             ttl: self.ttl(),
@@ -275,6 +275,6 @@ impl LockManager {
     }
 
     fn anonymous_job(&self) -> Job {
-        self.job(self.parts.settings.holder.label.clone())
+        self.job(self.core.settings.holder.label.clone())
     }
 }

@@ -14,14 +14,14 @@ use crate::{
     clock,
     error::Result,
     lock::Aid,
-    manager::{Parts, claim::Wanted, observe, pauses::jittered},
+    manager::{Core, claim::Wanted, observe, pauses::jittered},
     store::{Acquisition, Active},
 };
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-impl Parts {
+impl Core {
     /// From now on the watched lock is renewed, and its waiters wait for `owner`.
     pub(in crate::manager) fn keep(
         self: &Arc<Self>,
@@ -30,16 +30,16 @@ impl Parts {
         owner: &Aid,
     ) {
         let ttl = wanted.ttl;
-        let (is_new, needs_task) = self.seen.watched.guard_taken(held.token, ttl);
+        let (is_new, needs_task) = self.beliefs.watched.guard_taken(held.token, ttl);
         if needs_task {
             let first = clock::now() + ttl / 3;
             // Starts again at once after a panic: leases may be about to expire.
-            self.supervise("renewal of guards", |_| {}, move |parts| run(parts, ttl, first));
+            self.supervise("renewal of guards", |_| {}, move |core| run(core, ttl, first));
         }
         if is_new {
             observe::guard(self.collections.label(&held.key), true);
         }
-        self.seen.queues.machine.lock().guard_taken(held, owner);
+        self.beliefs.queues.machine.lock().guard_taken(held, owner);
     }
 
     /// Renews these guards, even if some fail. A collection that does not answer does not delay the others.
@@ -55,9 +55,10 @@ impl Parts {
 }
 
 /// Renews the guards with this ttl until there are none, or until the manager is gone.
-async fn run(manager: Weak<Parts>, ttl: Duration, first: Instant) {
+async fn run(manager: Weak<Core>, ttl: Duration, first: Instant) {
     let mut next = first;
-    let Some(mut standstills) = manager.upgrade().map(|parts| parts.seen.time.standstills()) else {
+    let Some(mut standstills) = manager.upgrade().map(|core| core.beliefs.time.standstills())
+    else {
         return;
     };
     loop {
@@ -66,13 +67,13 @@ async fn run(manager: Weak<Parts>, ttl: Duration, first: Instant) {
             // The leases are shorter than this process believes. (An error: the manager is gone.)
             _ = standstills.changed() => {}
         }
-        let Some(parts) = manager.upgrade() else { return };
-        let due = parts.seen.watched.guards_of(ttl);
+        let Some(core) = manager.upgrade() else { return };
+        let due = core.beliefs.watched.guards_of(ttl);
         if due.is_empty() {
             return;
         }
         let began = clock::now();
-        next = match parts.renew_guards(due, ttl).await {
+        next = match core.renew_guards(due, ttl).await {
             Ok(()) => began + ttl / 3,
             Err(e) => {
                 let pause = jittered((ttl / 12).min(LONGEST_PAUSE));

@@ -20,9 +20,9 @@ impl LockGuard {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
     pub async fn load<T: Lockable>(&self) -> Result<T> {
-        self.parts.collections.is_of::<T>(self.key())?;
+        self.core.collections.is_of::<T>(self.key())?;
         let key = self.key();
-        let document = self.parts.reads.load(key, self.parts.verbs.until()).await?;
+        let document = self.core.reads.load(key, self.core.verbs.until()).await?;
         *self.version.lock() = Some(document.version());
         document.decode().map_err(unfit(key))
     }
@@ -54,13 +54,13 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T> {
-        self.parts.collections.is_of::<T>(self.key())?;
-        let loaded = self.parts.reads.load(self.key(), self.parts.verbs.until()).await?;
+        self.core.collections.is_of::<T>(self.key())?;
+        let loaded = self.core.reads.load(self.key(), self.core.verbs.until()).await?;
         let version = loaded.version();
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
-        let saves = &self.parts.saves;
-        let until = self.parts.verbs.until();
+        let saves = &self.core.saves;
+        let until = self.core.verbs.until();
         let saved = saves.save(&self.held, &original, &document, None, until).await;
         let changes = saved.map_err(|error| match error {
             LockError::Store(source) if source.kind() == StoreErrorKind::Unavailable => {
@@ -82,9 +82,9 @@ impl LockGuard {
     /// [`LockError::Rejected`] if there is such a document already. Otherwise as
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<()> {
-        self.parts.collections.is_of::<T>(self.key())?;
-        let until = self.parts.verbs.until();
-        let created = self.parts.saves.create(&self.held, document, until).await?;
+        self.core.collections.is_of::<T>(self.key())?;
+        let until = self.core.verbs.until();
+        let created = self.core.saves.create(&self.held, document, until).await?;
         *self.version.lock() = Some(created.version());
         Ok(())
     }
@@ -98,7 +98,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         // The drop of the guard releases the lock.
-        self.parts.saves.delete(&self.held, None, self.parts.verbs.until()).await
+        self.core.saves.delete(&self.held, None, self.core.verbs.until()).await
     }
 
     /// The lock, for guarded writes of your own:
@@ -107,6 +107,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.parts.saves.held(self.held.clone(), Arc::default(), Arc::default())
+        self.core.saves.held(self.held.clone(), Arc::default(), Arc::default())
     }
 }

@@ -91,19 +91,19 @@ impl Sessions {
         ttl: Duration,
         until: Instant,
     ) -> impl Stream<Item = Piece> + Unpin + use<> {
-        let (told, mut pieces) = unbounded_channel();
+        let (done, mut pieces) = unbounded_channel();
         for (collection, active) in due {
-            let (sessions, told) = (Arc::clone(self), told.clone());
+            let (sessions, done) = (Arc::clone(self), done.clone());
             let collection = Arc::from(collection);
             let renewal =
-                async move { sessions.renew_in(&collection, active, ttl, until, told).await };
+                async move { sessions.renew_in(&collection, active, ttl, until, done).await };
             drop(self.verbs.runner.spawn(&TaskTracker::new(), renewal));
         }
         let sessions = Arc::clone(self);
         let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
-        let told = pieces.map(move |it| Arc::clone(&sessions).tell_watchers(it, ttl, until));
+        let announced = pieces.map(move |it| Arc::clone(&sessions).tell_watchers(it, ttl, until));
         // A piece whose watchers wait for the store holds up no other.
-        told.buffer_unordered(usize::MAX)
+        announced.buffer_unordered(usize::MAX)
     }
 
     async fn renew_in(
@@ -112,7 +112,7 @@ impl Sessions {
         mut active: Vec<Active>,
         ttl: Duration,
         until: Instant,
-        told: UnboundedSender<Piece>,
+        done: UnboundedSender<Piece>,
     ) {
         let pace = self.paces.of(collection);
         let call = |active| self.renew_piece(collection, &pace, active, ttl, until);
@@ -124,7 +124,7 @@ impl Sessions {
             }
             let Some((piece, late)) = calls.next().await else { return };
             // Perhaps nobody waits for it any more.
-            let _ = told.send(piece);
+            let _ = done.send(piece);
             let parts = late.chunks(late.len().div_ceil(PARTS).max(1));
             calls.extend(parts.map(|part| call(part.to_vec())));
         }
@@ -179,7 +179,7 @@ impl Sessions {
         until: Instant,
     ) -> Piece {
         let Piece { collection, aids, asked, renewed } = &piece;
-        let (watched, lives) = (self.seen.watched.of(aids, collection), *asked + ttl);
+        let (watched, lives) = (self.beliefs.watched.of(aids, collection), *asked + ttl);
         let documents: HashSet<_> = watched.iter().map(|held| &held.key).collect();
         let are_jobs = aids.iter().all(Aid::is_job);
         // If a document has several readers, the count does not tell which of them were renewed. When a `max_hold` ends,
@@ -188,7 +188,7 @@ impl Sessions {
         match renewed {
             _ if watched.is_empty() => {}
             Ok(renewed) if count_tells && *renewed == aids.len() as u64 => {
-                watched.iter().for_each(|held| self.seen.watched.renewed(held, lives));
+                watched.iter().for_each(|held| self.beliefs.watched.renewed(held, lives));
             }
             // Guards are renewed again in a moment.
             Err(_) if are_jobs => {}
@@ -214,18 +214,18 @@ impl Sessions {
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
         for held in watched {
             match live.get(&Some(held.token)) {
-                Some(lock) => self.seen.watched.renewed(held, lock.expires_at),
+                Some(lock) => self.beliefs.watched.renewed(held, lock.expires_at),
                 None => {
                     // Unless its guard has given the lock back in the meantime, or it has none.
                     if self.keep_no_more(held) {
                         let label = self.collections.label(&held.key);
-                        self.seen.losses.count(label, Some(held.token), "unknown", "renewal");
+                        self.beliefs.losses.count(label, Some(held.token), "unknown", "renewal");
                         log::warn!(
                             target: "actix_doclock::manager",
                             "the lock on {:?} was lost: it expired, or somebody broke it", held.key,
                         );
                     }
-                    self.seen.gone(held);
+                    self.beliefs.gone(held);
                 }
             }
         }
@@ -234,8 +234,8 @@ impl Sessions {
 
     /// True if a guard had this lock until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
-        let was_kept = self.seen.watched.guard_dropped(held.token);
-        self.seen.queues.machine.lock().guard_dropped(held);
+        let was_kept = self.beliefs.watched.guard_dropped(held.token);
+        self.beliefs.queues.machine.lock().guard_dropped(held);
         if was_kept {
             observe::guard(self.collections.label(&held.key), false);
         }

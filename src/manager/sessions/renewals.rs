@@ -61,7 +61,7 @@ struct BeingRenewed {
     collections: usize,
     has_failed: bool,
     /// Dropped when the locks are done in all collections.
-    told: Vec<Sender<()>>,
+    callers: Vec<Sender<()>>,
 }
 
 impl BeingRenewed {
@@ -114,7 +114,7 @@ impl Sessions {
             let session = waiting.entry(aid).or_default();
             session.collections = collections.len();
             session.named.extend(named);
-            session.told.push(done);
+            session.callers.push(done);
         }
         let active: Vec<_> = waiting.iter().map(|(aid, it)| it.active(aid)).collect();
         let due = collections.into_iter().map(|name| (name.to_owned(), active.clone())).collect();
@@ -130,7 +130,7 @@ impl Sessions {
                 }
                 if session.has_failed {
                     failed += 1;
-                    self.seen.activity.forget(&aid);
+                    self.beliefs.activity.forget(&aid);
                 }
                 waiting.remove(&aid);
             }

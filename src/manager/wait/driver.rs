@@ -48,8 +48,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// After this time a waiter asks again if the store did not answer, a quarter more or less.
 const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 
-/// What waiting needs of the manager.
-pub(in crate::manager) trait Needs: Sync {
+/// What the manager does for the waiters.
+pub(in crate::manager) trait ForWaiters: Sync {
     /// Claims the lock. `scope` also tracks the cleanup of an unwanted grant.
     fn claim(
         &self,
@@ -60,7 +60,7 @@ pub(in crate::manager) trait Needs: Sync {
     ) -> impl Future<Output = Result<Acquired>> + Send;
 
     /// The live lock on this document. Of several readers: the lock of `aid`, or else the one that expires last.
-    fn look(
+    fn live_lock(
         &self,
         key: &LockKey,
         aid: &Aid,
@@ -152,7 +152,7 @@ impl Queues {
     ///
     /// # Cancel safety
     /// If the future is dropped, it leaves the queue and gives a fresh grant back.
-    pub(in crate::manager) async fn acquire<M: Needs>(
+    pub(in crate::manager) async fn acquire<M: ForWaiters>(
         self: &Arc<Self>,
         manager: &M,
         wanted: &Wanted,
@@ -174,7 +174,7 @@ impl Queues {
         }
     }
 
-    async fn acquire_in_turn<M: Needs>(
+    async fn acquire_in_turn<M: ForWaiters>(
         self: &Arc<Self>,
         manager: &M,
         wanted: &Wanted,
@@ -248,20 +248,20 @@ impl<M> Drop for Driver<'_, M> {
     }
 }
 
-impl<M: Needs> Driver<'_, M> {
+impl<M: ForWaiters> Driver<'_, M> {
     async fn run(mut self) -> Result<Acquired> {
         loop {
             let step = self.queues.machine.lock().next(self.number, clock::now());
             let acquired = match step {
                 Step::Ask => self.ask_soon(false).await?,
                 Step::Draw => self.ask_soon(true).await?,
-                Step::Sleep { is_first, until } => self.sleep(is_first, until).await?,
+                Step::Sleep { is_first, wake_at } => self.sleep(is_first, wake_at).await?,
                 Step::Renew => {
                     self.queues.refresh_place(&self.wanted.key);
                     None
                 }
                 Step::Refuse(circle) => {
-                    if let Err(e) = self.refuse(&circle).await {
+                    if let Err(e) = self.refuse_unless_gone(&circle).await {
                         self.sit_out(e).await?;
                     }
                     None
@@ -286,7 +286,11 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Returns the lock if it is handed over.
-    async fn sleep(&mut self, is_first: bool, until: Option<Instant>) -> Result<Option<Acquired>> {
+    async fn sleep(
+        &mut self,
+        is_first: bool,
+        wake_at: Option<Instant>,
+    ) -> Result<Option<Acquired>> {
         if self.queues.stop.is_cancelled() {
             return Err(LockError::ShutDown);
         }
@@ -313,7 +317,7 @@ impl<M: Needs> Driver<'_, M> {
                 return Ok(gift.ok());
             }
             () = woken => {}
-            () = at([until, poll_at, self.give_up].into_iter().flatten().min()) => {
+            () = at([wake_at, poll_at, self.give_up].into_iter().flatten().min()) => {
                 if poll_at.is_some_and(|at| at <= clock::now()) {
                     queues.machine.lock().call(number);
                 }
@@ -398,7 +402,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Refuses this waiter, unless a holder in its circle is gone: that holder may have been seen a while ago.
-    async fn refuse(&self, circle: &Circle) -> Result<()> {
+    async fn refuse_unless_gone(&self, circle: &Circle) -> Result<()> {
         for (key, aid) in circle {
             if !holds(self.manager, key, aid, self.queues.until(self.give_up)).await? {
                 self.queues.machine.lock().freed(key);
@@ -408,7 +412,7 @@ impl<M: Needs> Driver<'_, M> {
         }
         let key = &self.wanted.key;
         let holder =
-            self.manager.look(key, &self.wanted.aid, self.queues.until(self.give_up)).await?;
+            self.manager.live_lock(key, &self.wanted.aid, self.queues.until(self.give_up)).await?;
         Err(LockError::WouldDeadlock { key: key.clone(), holder: holder.map(Box::new) })
     }
 
@@ -441,8 +445,13 @@ impl<M: Needs> Driver<'_, M> {
     }
 }
 
-async fn holds<M: Needs>(manager: &M, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {
-    Ok(manager.look(key, aid, until).await?.is_some_and(|lock| lock.aid == *aid))
+async fn holds<M: ForWaiters>(
+    manager: &M,
+    key: &LockKey,
+    aid: &Aid,
+    until: Instant,
+) -> Result<bool> {
+    Ok(manager.live_lock(key, aid, until).await?.is_some_and(|lock| lock.aid == *aid))
 }
 
 async fn at(moment: Option<Instant>) {

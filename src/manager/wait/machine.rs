@@ -61,7 +61,7 @@ use deadlock::Obstacle;
 pub(super) type Tickets = Option<(Ticket, Option<Ticket>, Aid)>;
 
 /// The ticket of a waiter, and the place of its server without this waiter.
-pub(super) type Turn = (Ticket, Option<Place>);
+pub(super) type TicketAndPlace = (Ticket, Option<Place>);
 
 /// Bounded as in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough handovers to gain most of
 /// what they save, few enough not to starve waiters of other processes.
@@ -186,7 +186,7 @@ pub(super) enum Step {
     /// Renew the place of this server in the store, in a fair collection.
     Renew,
     /// Sleep until woken, or until this moment. The first waiter makes sure that the store reports releases.
-    Sleep { is_first: bool, until: Option<Instant> },
+    Sleep { is_first: bool, wake_at: Option<Instant> },
     /// This waiter would wait for itself.
     Refuse(Circle),
 }
@@ -285,7 +285,7 @@ impl<H> Machine<H> {
         waiter.is_woken = false;
         let is_first = queue.waiting.first() == Some(&number);
         if waiter.phase == Phase::Inheriting {
-            return Step::Sleep { is_first, until: None };
+            return Step::Sleep { is_first, wake_at: None };
         }
         if let Some(circle) = &waiter.circle {
             return Step::Refuse(circle.clone());
@@ -302,20 +302,20 @@ impl<H> Machine<H> {
                 queue.stands_back = Some(now + pause);
             }
             if queue.stands_back.is_some_and(|until| until > now) {
-                return Step::Sleep { is_first, until: queue.stands_back };
+                return Step::Sleep { is_first, wake_at: queue.stands_back };
             }
             self.asks(number);
             return Step::Ask;
         }
         if !is_first {
-            return Step::Sleep { is_first, until: None };
+            return Step::Sleep { is_first, wake_at: None };
         }
         let renew_at = queue.is_fair.then(|| *queue.renew_at.get_or_insert(now + RENEW_PLACE));
         if renew_at.is_some_and(|at| at <= now) {
             queue.renew_at = None;
             return Step::Renew;
         }
-        Step::Sleep { is_first, until: look_at.into_iter().chain(renew_at).min() }
+        Step::Sleep { is_first, wake_at: look_at.into_iter().chain(renew_at).min() }
     }
 
     /// True if the waiter was woken since its last step. Otherwise wakes this task when that happens.
@@ -529,7 +529,7 @@ impl<H> Machine<H> {
         &mut self,
         released: &Acquisition,
         now: Instant,
-    ) -> Option<(Wanted, H, Option<Turn>)> {
+    ) -> Option<(Wanted, H, Option<TicketAndPlace>)> {
         let queue = self.queues.get_mut(&released.key)?;
         // A client that releases a lock need not say whether the lock is shared or exclusive.
         let is_known = |it: &Lock| it.token == Some(released.token) && it.mode == Mode::Exclusive;
@@ -718,12 +718,12 @@ impl KeptNumbers {
     fn keep(&mut self, whose: (LockKey, Aid), number: u64, ticket: Option<Ticket>, now: Instant) {
         // Forgets a few expired numbers for each new one, never all at once.
         for _ in 0..4 {
-            if self.expiring.front().is_none_or(|(until, _)| *until > now) {
+            if self.expiring.front().is_none_or(|(expires_at, _)| *expires_at > now) {
                 break;
             }
-            let Some((until, whose)) = self.expiring.pop_front() else { break };
+            let Some((expires_at, whose)) = self.expiring.pop_front() else { break };
             // Otherwise the number was kept again in the meantime.
-            if self.of.get(&whose).is_some_and(|kept| kept.2 == until) {
+            if self.of.get(&whose).is_some_and(|kept| kept.2 == expires_at) {
                 self.of.remove(&whose);
             }
         }
@@ -732,8 +732,8 @@ impl KeptNumbers {
     }
 
     fn take(&mut self, whose: (LockKey, Aid), now: Instant) -> Option<(u64, Option<Ticket>)> {
-        let (number, ticket, until) = self.of.remove(&whose)?;
-        (until > now).then_some((number, ticket))
+        let (number, ticket, expires_at) = self.of.remove(&whose)?;
+        (expires_at > now).then_some((number, ticket))
     }
 }
 

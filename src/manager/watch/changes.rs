@@ -22,7 +22,7 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     manager::{
-        Parts,
+        Core,
         pauses::{Pauses, jittered},
     },
     store::{Change, Deadline, Watch},
@@ -82,7 +82,7 @@ pub(in crate::manager) fn poll_pause() -> Duration {
     jittered(POLL)
 }
 
-impl Parts {
+impl Core {
     /// Makes sure that the waiters of this collection are woken. Call it after joining a queue, and ask
     /// the store again when called: earlier changes are not reported.
     pub(in crate::manager) fn watch_over(self: &Arc<Self>, collection: &'static str) {
@@ -116,12 +116,13 @@ impl Parts {
         drop(all);
         // The waiters poll until the watch works again.
         let panicked = move |now: &Self| now.is_watched(collection, Wakeup::Polling);
-        self.supervise("watch", panicked, move |parts| listen(parts, collection, changes.clone()));
+        self.supervise("watch", panicked, move |core| listen(core, collection, changes.clone()));
         Some(joined)
     }
 
     fn is_wanted(&self, collection: &str, changes: &Sender<Change>) -> bool {
-        changes.receiver_count() > 0 || self.seen.queues.machine.lock().has_waiters_in(collection)
+        changes.receiver_count() > 0
+            || self.beliefs.queues.machine.lock().has_waiters_in(collection)
     }
 
     /// Ends the watch if nobody wants it, so that the next waiter or subscriber opens a new one.
@@ -153,7 +154,7 @@ impl Parts {
 
     /// This process stood still: its beliefs are older than they seem.
     pub(in crate::manager) fn look_again(&self) {
-        self.seen.activity.all_are_due();
+        self.beliefs.activity.all_are_due();
         for collection in self.watches.states().into_keys() {
             self.tell(collection, Change::Missed);
         }
@@ -162,10 +163,10 @@ impl Parts {
     fn tell(&self, collection: &str, change: Change) {
         match &change {
             Change::Freed(key) | Change::Broken(key, ..) => {
-                self.seen.queues.machine.lock().freed(key);
+                self.beliefs.queues.machine.lock().freed(key);
             }
             Change::Granted(_) | Change::Saved(..) | Change::Asked(_) => {}
-            _ => self.seen.queues.call_all(collection),
+            _ => self.beliefs.queues.call_all(collection),
         }
         if let Some(watched) = self.watches.0.lock().get(collection) {
             // There may be no subscriber.
@@ -175,38 +176,38 @@ impl Parts {
 }
 
 /// Passes the changes on as long as somebody wants them, until the manager is gone.
-async fn listen(manager: Weak<Parts>, collection: &'static str, changes: Sender<Change>) {
+async fn listen(manager: Weak<Core>, collection: &'static str, changes: Sender<Change>) {
     let mut pauses = Pauses::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
-    while let Some(parts) = manager.upgrade() {
-        let pause = match parts.open_watch(collection).await {
+    while let Some(core) = manager.upgrade() {
+        let pause = match core.open_watch(collection).await {
             Ok(Some(watch)) => {
-                parts.is_watched(collection, Wakeup::Told);
-                drop(parts);
+                core.is_watched(collection, Wakeup::Told);
+                drop(core);
                 let lost = pass_on(&manager, collection, &changes, watch, &mut pauses).await;
-                let (Some(why), Some(parts)) = (lost, manager.upgrade()) else { return };
-                parts.is_watched(collection, Wakeup::Polling);
-                if parts.ends_watch(collection, &changes) {
+                let (Some(why), Some(core)) = (lost, manager.upgrade()) else { return };
+                core.is_watched(collection, Wakeup::Polling);
+                if core.ends_watch(collection, &changes) {
                     return;
                 }
                 pauses.after_failure(&why)
             }
             Ok(None) => {
-                if parts.watches.state(collection) != Some(Wakeup::Polling) {
+                if core.watches.state(collection) != Some(Wakeup::Polling) {
                     log::info!(
                         target: "actix_doclock::background",
                         "this server has no change streams (it is not a replica set): the first waiter for \
                          each lock in {collection} asks for it every {POLL:?}",
                     );
-                    parts.is_watched(collection, Wakeup::Polling);
+                    core.is_watched(collection, Wakeup::Polling);
                 }
-                if parts.ends_watch(collection, &changes) {
+                if core.ends_watch(collection, &changes) {
                     return;
                 }
                 KEEP
             }
             Err(e) => {
-                parts.is_watched(collection, Wakeup::Polling);
-                if parts.ends_watch(collection, &changes) {
+                core.is_watched(collection, Wakeup::Polling);
+                if core.ends_watch(collection, &changes) {
                     return;
                 }
                 pauses.after_failure(&e)
@@ -218,7 +219,7 @@ async fn listen(manager: Weak<Parts>, collection: &'static str, changes: Sender<
 
 /// Returns why the watch was lost; `None` if nobody wants it any more.
 async fn pass_on(
-    manager: &Weak<Parts>,
+    manager: &Weak<Core>,
     collection: &'static str,
     changes: &Sender<Change>,
     mut watch: Watch,

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock,
     lock::Aid,
-    manager::{Parts, pauses::jittered},
+    manager::{Core, pauses::jittered},
     random::HashMap,
 };
 
 /// How often the store is asked about these sessions, a quarter more or less.
-const LOOK: Duration = Duration::from_millis(500);
+const ASK_EVERY: Duration = Duration::from_millis(500);
 /// How many sessions one query asks about.
 const AT_ONCE: usize = 1_000;
 /// If an end was longer ago than this when the session was first served, it is an old end: the session came back, with
@@ -50,7 +50,7 @@ struct ServedSession {
 pub(crate) struct EndOf {
     aid: Aid,
     ended: CancellationToken,
-    parts: Arc<Parts>,
+    core: Arc<Core>,
 }
 
 impl EndOf {
@@ -73,7 +73,7 @@ pub(crate) async fn came(end: Option<&EndOf>) {
 
 impl Drop for EndOf {
     fn drop(&mut self) {
-        let sessions = &mut self.parts.served.0.lock().sessions;
+        let sessions = &mut self.core.served.0.lock().sessions;
         // A session that has ended was forgotten, and another one may have come back under its name.
         if let Some(session) = sessions.get_mut(&self.aid).filter(|_| !self.has_come()) {
             session.users -= 1;
@@ -100,7 +100,7 @@ impl Served {
     }
 }
 
-impl Parts {
+impl Core {
     /// Tells within about a second that this session has ended.
     pub(crate) fn end_of(self: &Arc<Self>, aid: &Aid) -> EndOf {
         let mut state = self.served.0.lock();
@@ -114,12 +114,12 @@ impl Parts {
         let ended = session.ended.clone();
         drop(state);
         if !has_task {
-            self.supervise("ends of sessions", |_| {}, look);
+            self.supervise("ends of sessions", |_| {}, follow);
         }
-        EndOf { aid: aid.clone(), ended, parts: Arc::clone(self) }
+        EndOf { aid: aid.clone(), ended, core: Arc::clone(self) }
     }
 
-    async fn look_for_ends(&self) {
+    async fn ask_for_ends(&self) {
         let aids: Vec<_> = self.served.0.lock().sessions.keys().cloned().collect();
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
@@ -146,14 +146,14 @@ impl Parts {
     }
 }
 
-/// Looks as long as a session is served.
-async fn look(manager: Weak<Parts>) {
+/// Asks the store as long as a session is served.
+async fn follow(manager: Weak<Core>) {
     loop {
-        sleep(jittered(LOOK)).await;
-        let Some(parts) = manager.upgrade() else { return };
-        if parts.served.is_idle() {
+        sleep(jittered(ASK_EVERY)).await;
+        let Some(core) = manager.upgrade() else { return };
+        if core.served.is_idle() {
             return;
         }
-        parts.look_for_ends().await;
+        core.ask_for_ends().await;
     }
 }

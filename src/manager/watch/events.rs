@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     event::LockEvent,
     manager::{
-        Parts,
+        Core,
         pauses::jittered,
         watch::changes::{KEEP, Wakeup},
     },
@@ -26,7 +26,7 @@ use crate::{
 
 mod known;
 
-use known::{Known, Looked};
+use known::{KnownLocks, Listing};
 
 /// How many events are kept for a slow subscriber. If there are more, it gets a [`LockEvent::Resync`].
 const KEPT: usize = 1024;
@@ -110,14 +110,14 @@ impl LockEvents {
 
 impl LockEvents {
     /// The events from now on.
-    pub(in crate::manager) fn of(parts: &Arc<Parts>) -> Self {
-        let receiver = parts.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
-        parts.follow_all();
+    pub(in crate::manager) fn of(core: &Arc<Core>) -> Self {
+        let receiver = core.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
+        core.follow_all();
         Self { receiver, is_new: true }
     }
 }
 
-impl Parts {
+impl Core {
     /// Watches all registered collections, if there are subscribers.
     pub(in crate::manager) fn follow_all(self: &Arc<Self>) {
         let names = self.collections.names();
@@ -128,7 +128,7 @@ impl Parts {
         for collection in names {
             if state.followed.insert(collection) {
                 // The subscribers are told when the task works again.
-                self.supervise("events", |_| {}, move |parts| follow(parts, collection));
+                self.supervise("events", |_| {}, move |core| follow(core, collection));
             }
         }
     }
@@ -145,11 +145,11 @@ impl Parts {
 /// The subscribers are asked to [resync](LockEvent::Resync) when the changes begin to be told, when
 /// polling begins, and whenever some changes were not seen. During an outage they are not asked, because
 /// all of them would then ask in vain.
-async fn follow(manager: Weak<Parts>, collection: &'static str) {
+async fn follow(manager: Weak<Core>, collection: &'static str) {
     let Some(mut changes) = manager.upgrade().and_then(|now| now.changes(collection)) else {
         return;
     };
-    let (mut known, mut was) = (Known::new(collection), Wakeup::Opening);
+    let (mut known, mut was) = (KnownLocks::new(collection), Wakeup::Opening);
     while let Some(now) = manager.upgrade() {
         if now.events.ends(collection) {
             return;
@@ -161,14 +161,14 @@ async fn follow(manager: Weak<Parts>, collection: &'static str) {
             let _ = timeout(KEEP, changes.recv()).await;
             continue;
         }
-        let looked = known.look_at_all(&now).await;
-        let is_told = how == Wakeup::Told && looked.is_ok();
+        let listed = known.list(&now).await;
+        let is_told = how == Wakeup::Told && listed.is_ok();
         let begins_to_poll = how == Wakeup::Polling && was != how;
-        if is_told || begins_to_poll || matches!(looked, Ok(Looked::Anew)) {
+        if is_told || begins_to_poll || matches!(listed, Ok(Listing::Anew)) {
             now.events.tell(LockEvent::Resync);
         }
         was = how;
-        if let Err(why) = looked {
+        if let Err(why) = listed {
             log::debug!(
                 target: "actix_doclock::background",
                 "the locks in {collection} could not be listed for the subscribers of events: {why}",
@@ -188,7 +188,7 @@ async fn follow(manager: Weak<Parts>, collection: &'static str) {
 }
 
 /// Tells each change, until a change was missed or could not be read, or until there are no subscribers.
-async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<Change>) {
+async fn tell(manager: &Weak<Core>, known: &mut KnownLocks, changes: &mut Receiver<Change>) {
     loop {
         let change = timeout(KEEP, changes.recv()).await;
         let Some(now) = manager.upgrade() else { return };
@@ -199,8 +199,8 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
                 Ok(Change::Freed(key) | Change::Granted(key) | Change::Asked(key)) => {
                     changed.insert(key);
                 }
-                Ok(Change::Broken(key, token, taken)) => {
-                    now.causes.was_taken(key.clone(), token, taken);
+                Ok(Change::Broken(key, token, taken_by)) => {
+                    now.causes.was_taken(key.clone(), token, taken_by);
                     changed.insert(key);
                 }
                 Ok(Change::Saved(key, save)) => {
@@ -211,7 +211,7 @@ async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<C
             }
             next = (changed.len() < AT_ONCE).then(|| changes.recv().now_or_never()).flatten();
         }
-        let is_read = changed.is_empty() || known.look_at(&now, changed).await.is_ok();
+        let is_read = changed.is_empty() || known.read(&now, changed).await.is_ok();
         if !is_read || now.events.0.lock().is_idle() {
             return;
         }

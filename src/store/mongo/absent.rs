@@ -10,7 +10,7 @@ use crate::{
     error::StoreErrorKind,
     key::{LockId, LockKey},
     store::mongo::{
-        Call,
+        LockCollection,
         codec::number,
         danger::{self, Danger},
         error::{Result, failure, is_denied},
@@ -18,23 +18,23 @@ use crate::{
     },
 };
 
-/// How often the collation of a collection is looked at, however many documents are not found.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the collation of a collection is checked at, however many documents are not found.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is known of the documents that were not found in a collection.
 #[derive(Debug, Default)]
-pub(super) struct Absent(Mutex<Known>);
+pub(super) struct Absent(Mutex<AbsenceNotes>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct AbsenceNotes {
     /// True if the log has said that the ids may have another type.
     has_warned: bool,
-    /// When the collation was last looked at.
-    looked: Option<Instant>,
+    /// When the collation was last checked at.
+    checked: Option<Instant>,
     collation: Option<Danger>,
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// Says in the log, once, that there is a document whose id has the same text but another type: perhaps the Rust
     /// type of the ids is wrong, and no document would ever be found.
     ///
@@ -61,11 +61,11 @@ impl Call<'_> {
     /// The default collation of the documents, which nobody tells a running server.
     async fn collation(&self) -> Result<Option<Danger>> {
         {
-            let mut known = self.absent.0.lock();
-            if known.looked.is_some_and(|at| at.elapsed() < LOOK) {
-                return Ok(known.collation.clone());
+            let mut notes = self.absent.0.lock();
+            if notes.checked.is_some_and(|at| at.elapsed() < CHECK_EVERY) {
+                return Ok(notes.collation.clone());
             }
-            known.looked = Some(Instant::now());
+            notes.checked = Some(Instant::now());
         }
         let name = self.documents.name();
         let found = match danger::options(self.store.database(), &[name]).await {

@@ -16,7 +16,7 @@ use crate::{
         Claim, TryAcquire,
         lock_rules::{Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             admission::Purpose,
             codec::millis,
             error::{Result, unavailable},
@@ -35,24 +35,24 @@ const REPLACEMENTS: usize = 5;
 /// The leases of expired grants of other sessions, which the claim would replace before a reaper could hear of them.
 type Former = Vec<(Aid, String)>;
 
-impl Call<'_> {
+impl LockCollection<'_> {
     // An expired lock of another session is left to the reaper, and then replaced by the next step.
     pub(super) async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire> {
         let id = key.id();
         self.until.in_time()?;
         if claim.upgrades.is_none()
-            && !self.seen.is_there(id)
+            && !self.hints.is_there(id)
             && let Some(granted) = self.take_free(key, claim).await?
         {
             return Ok(granted);
         }
-        if self.seen.is_held_by(id, &claim.aid)
+        if self.hints.is_held_by(id, &claim.aid)
             && let Some(mine) = self.reenter(key, claim).await?
         {
             return Ok(mine);
         }
-        if !self.seen.is_there(id) {
-            self.seen.there(id, None);
+        if !self.hints.is_there(id) {
+            self.hints.there(id, None);
         }
         let mut traced = Vec::new();
         for _ in 0..REPLACEMENTS {
@@ -63,7 +63,7 @@ impl Call<'_> {
                     | TryAcquire::AlreadyMine(lock)
                     | TryAcquire::Held(lock) = &answer
                     {
-                        self.seen.there(id, Some(&lock.aid));
+                        self.hints.there(id, Some(&lock.aid));
                     }
                     return Ok(answer);
                 }
@@ -80,15 +80,15 @@ impl Call<'_> {
     async fn take_free(&self, key: &LockKey, claim: &Claim) -> Result<Option<TryAcquire>> {
         let id = key.id();
         // Until the outcome is known, another claim looks closer at once.
-        self.seen.there(id, None);
+        self.hints.there(id, None);
         let new = New::of(key, claim);
         let made = self.make(&new).await;
         let made = made.map(|made| made.map(|moment| new.at(&self.rules, moment).1));
         match &made {
-            Ok(Some(_)) => self.seen.there(id, Some(&claim.aid)),
+            Ok(Some(_)) => self.hints.there(id, Some(&claim.aid)),
             Ok(None) => {}
             // Probably there is no record, and the repetition shares a command with others again.
-            Err(_) => self.seen.gone(id),
+            Err(_) => self.hints.gone(id),
         }
         made
     }
@@ -175,7 +175,7 @@ const SLOTS: usize = 4096;
 /// The records that exist, and their holders, as far as this process has seen. It hints which command will do, but
 /// decides nothing: two records may share a slot, and this process does not see the changes by other processes.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct RecordHints {
     slots: Mutex<Box<[Slot]>>,
     hasher: RandomState,
 }
@@ -186,7 +186,7 @@ struct Slot {
     holder: u64,
 }
 
-impl Seen {
+impl RecordHints {
     pub(super) fn new() -> Self {
         let slots = vec![Slot::default(); SLOTS].into_boxed_slice();
         Self { slots: Mutex::new(slots), hasher: RandomState::new() }
@@ -237,15 +237,15 @@ mod tests {
 
     #[test]
     fn what_was_seen_is_remembered_until_it_has_gone() {
-        let (seen, id) = (Seen::new(), LockId::from(5_i64));
-        assert!(!seen.is_there(&id));
+        let (hints, id) = (RecordHints::new(), LockId::from(5_i64));
+        assert!(!hints.is_there(&id));
         let (alice, bob) = (Aid::new(), Aid::new());
-        seen.there(&id, Some(&alice));
-        assert!(seen.is_there(&id) && seen.is_held_by(&id, &alice));
-        assert!(!seen.is_held_by(&id, &bob) && !seen.is_there(&LockId::from(6_i64)));
-        seen.there(&id, None);
-        assert!(seen.is_there(&id) && !seen.is_held_by(&id, &alice));
-        seen.gone(&id);
-        assert!(!seen.is_there(&id));
+        hints.there(&id, Some(&alice));
+        assert!(hints.is_there(&id) && hints.is_held_by(&id, &alice));
+        assert!(!hints.is_held_by(&id, &bob) && !hints.is_there(&LockId::from(6_i64)));
+        hints.there(&id, None);
+        assert!(hints.is_there(&id) && !hints.is_held_by(&id, &alice));
+        hints.gone(&id);
+        assert!(!hints.is_there(&id));
     }
 }

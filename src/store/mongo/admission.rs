@@ -30,7 +30,7 @@ use crate::{
     store::{
         lock_rules::{Moment, Record as LockRecord},
         mongo::{
-            Call, Prepared, codec,
+            LockCollection, Prepared, codec,
             error::{
                 Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable,
             },
@@ -196,7 +196,7 @@ impl Records {
     }
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// Waits until this record may be written, at most until the deadline.
     pub(super) async fn admit<'a>(&'a self, id: &'a LockId) -> Result<Admitted<'a>> {
         self.admit_by(&self.admission.shared.others, id, self.until.send_by()).await

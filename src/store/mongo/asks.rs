@@ -8,12 +8,12 @@ use crate::{
     store::{
         Acquisition, Answered, Asked,
         lock_rules::{Moment, Record},
-        mongo::{Call, admission::Purpose, error::Result, step::Decided},
+        mongo::{LockCollection, admission::Purpose, error::Result, step::Decided},
     },
 };
 
 // Each verb is a step, and `step.rs` lists the answers of its commands. A repeated attempt finds the work of the earlier one.
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn ask(&self, key: &LockKey, ask: &Ask, again: bool) -> Result<Asked> {
         let ask = ask.clone();
         let rule = move |record: &mut Record, moment: Moment| {

@@ -16,7 +16,7 @@ use crate::{
         mongo::{
             Inner, MongoStore, Prepared,
             absent::Absent,
-            acquire::Seen,
+            acquire::RecordHints,
             admission::Admission,
             create_indexes, danger,
             error::{Doing, Result, failure, is_denied},
@@ -159,7 +159,7 @@ impl MongoStore {
             documents: primary(database, collection),
             rules,
             is_attached,
-            seen: Seen::new(),
+            hints: RecordHints::new(),
             admission: Admission::new(writes.clone()),
             groups: Groups::default(),
             absent: Absent::default(),

@@ -24,7 +24,7 @@ use crate::{
         Acquisition, Changes, Content, Deadline, Documents, Edit, Format, Saved, StoreResult,
         StoredDocument,
         mongo::{
-            Call, MongoStore, codec,
+            LockCollection, MongoStore, codec,
             difference::{self, Difference},
             error::{
                 DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure,
@@ -53,20 +53,20 @@ impl Documents for MongoStore {
 
     verbs! { self, until:
         load(key: &LockKey) -> Option<StoredDocument>:
-            self.call(key.collection(), until)?.load(key),
+            self.prepared(key.collection(), until)?.load(key),
             "loading {key:?}";
         exists(key: &LockKey) -> bool:
-            self.call(key.collection(), until)?.exists(key.id()),
+            self.prepared(key.collection(), until)?.exists(key.id()),
             "looking for {key:?}";
     }
 
     async fn save(&self, held: &Acquisition, edit: &Edit, until: Deadline) -> StoreResult<Saved> {
-        let saved = async { self.call(held.key.collection(), until)?.save(held, edit).await };
+        let saved = async { self.prepared(held.key.collection(), until)?.save(held, edit).await };
         saved.await.map_err(|e| save_error(format!("saving {:?}", held.key), e))
     }
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>> {
         let found = self.documents.find_one(by_id(key.id()));
         let found = found.exactly([key.id()]);
@@ -103,7 +103,7 @@ impl Call<'_> {
         }
         let latest = self.until.latest();
         let _permit = self.store.save_permit(latest).await?;
-        let save = Save { call: self, held, edit, latest };
+        let save = Save { collection: self, held, edit, latest };
         // Without changes, only renews the lock.
         if edit.is_empty() && edit.onto.is_none() {
             let (is_held, exists) = (self.touch(held).await?, self.exists(id).await?);
@@ -168,7 +168,7 @@ impl MongoStore {
 
 /// One save with all its parts.
 struct Save<'a> {
-    call: &'a Call<'a>,
+    collection: &'a LockCollection<'a>,
     held: &'a Acquisition,
     edit: &'a Edit,
     /// When the caller stops waiting.
@@ -184,7 +184,8 @@ impl Save<'_> {
     /// record stays blocked until the commit, and if this process dies in between, until the server
     /// aborts the transaction (60 s).
     async fn in_transaction(self) -> Result<Saved> {
-        let mut session = begin(self.call.store.database().client(), self.call.until).await?;
+        let mut session =
+            begin(self.collection.store.database().client(), self.collection.until).await?;
         // The future is not dropped half-way (rule 7 of the contract), so every path ends the
         // transaction.
         let saved = match self.write_and_touch(&mut session).await {
@@ -198,7 +199,7 @@ impl Save<'_> {
         };
         let _ = session.abort_transaction().await;
         if saved.as_ref().is_err_and(has_lost_connection) {
-            self.call.admission.note_lost_server(self.held.key.id());
+            self.collection.admission.note_lost_server(self.held.key.id());
         }
         saved
     }
@@ -209,16 +210,16 @@ impl Save<'_> {
         let written = self.write(session, false).await?.unwrap_or(Saved::DocumentGone);
         let saved =
             if self.edit.is_empty() { renewal() } else { saved_as(self.edit.version_after()) };
-        let is_held = self.call.touch_in(session, self.held, saved).await?;
+        let is_held = self.collection.touch_in(session, self.held, saved).await?;
         Ok(if is_held { written } else { Saved::Lost })
     }
 
     /// The save on a server without transactions: first touches the lock, then writes the document.
     async fn without_transaction(self) -> Result<Saved> {
-        if !self.call.touch(self.held).await? {
+        if !self.collection.touch(self.held).await? {
             return Ok(Saved::Lost);
         }
-        let mut session = self.call.store.database().client().start_session().await?;
+        let mut session = self.collection.store.database().client().start_session().await?;
         let mut pause = FIRST_PAUSE;
         loop {
             if Instant::now() + pause >= self.latest {
@@ -243,7 +244,7 @@ impl Save<'_> {
         session: &mut ClientSession,
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
-        let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
+        let (documents, mut filter) = (&self.collection.documents, by_id(self.held.key.id()));
         let exact = [self.held.key.id()];
         if self.edit.onto.is_some() && !matches!(self.edit.content, Content::Changes(_)) {
             let now = match self.base(session).await? {
@@ -284,7 +285,7 @@ impl Save<'_> {
 
     /// The stored document, if the edit may be written onto its version.
     async fn base(&self, session: &mut ClientSession) -> Result<Result<StoredDocument, Saved>> {
-        Ok(match self.call.read_in(session, self.held.key.id()).await? {
+        Ok(match self.collection.read_in(session, self.held.key.id()).await? {
             Some(now) if self.edit.fits(&now) => Ok(now),
             Some(_) => Err(Saved::ChangedMeanwhile(String::new())),
             None => Err(Saved::DocumentGone),
@@ -299,8 +300,10 @@ impl Save<'_> {
         session: &mut ClientSession,
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
-        let (documents, exact) = (&self.call.documents, [self.held.key.id()]);
-        if self.call.admission.has_lost_server(self.held.key.id()) && codec::exact(&now).is_none() {
+        let (documents, exact) = (&self.collection.documents, [self.held.key.id()]);
+        if self.collection.admission.has_lost_server(self.held.key.id())
+            && codec::exact(&now).is_none()
+        {
             return Err(lost_a_server());
         }
         let difference = match difference_of(changes, &now).await? {
@@ -328,7 +331,8 @@ impl Save<'_> {
         if if_unchanged && updated.matched_count == 0 {
             return Ok(None);
         }
-        if is_unordered && let Some(stored) = self.call.read_in(session, self.held.key.id()).await?
+        if is_unordered
+            && let Some(stored) = self.collection.read_in(session, self.held.key.id()).await?
         {
             changes.were_stored_as(stored);
         }

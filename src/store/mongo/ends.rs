@@ -62,7 +62,7 @@ use crate::{
     store::{
         Acquisition, Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
-            Call, MongoStore,
+            LockCollection, MongoStore,
             codec::{self, aid_in, documents, is, millis},
             ends::{former::traces, overdue::Expired},
             error::{Result, is_duplicate_id},
@@ -213,8 +213,8 @@ impl Ends<'_> {
         released.dedup();
         // Nobody needs to look whether these documents are still locked.
         for key in &released {
-            if let Ok(at) = self.store.call(key.collection(), self.until) {
-                at.seen.gone(key.id());
+            if let Ok(at) = self.store.prepared(key.collection(), self.until) {
+                at.hints.gone(key.id());
             }
         }
         let more = all.saturating_sub(released.len());
@@ -245,7 +245,7 @@ impl Ends<'_> {
     // find returns: a record → it has expired. None → released, broken, not seen by a sweep, or forgotten.
     async fn has_expired(&self, held: &Acquisition) -> Result<bool> {
         let Acquisition { key, aid, token, .. } = held;
-        let at = self.call(key.collection())?;
+        let at = self.prepared(key.collection())?;
         let found = at.fetch(&at.primary, by_id(key.id()), 1).await?;
         for Fetched { record, moment, .. } in found {
             let grant = record.grants.iter().find(|grant| grant.is_acquisition(aid, *token));
@@ -284,10 +284,9 @@ impl Ends<'_> {
 
     /// The locks of the session that are on record, live or expired.
     async fn held_by(&self, aid: &Aid) -> Result<Names> {
-        let held =
-            try_join_all(self.collections.iter().map(async |collection| {
-                self.call(collection)?.of_session(aid, NAMES_AT_ONCE).await
-            }));
+        let held = try_join_all(self.collections.iter().map(async |collection| {
+            self.prepared(collection)?.of_session(aid, NAMES_AT_ONCE).await
+        }));
         let mut names = Names::default();
         for of_session in held.await? {
             names.may_read |= of_session.may_read;
@@ -324,12 +323,13 @@ impl Ends<'_> {
 
     /// Removes these grants. If `shared` is false, there are no readers among them.
     async fn remove(&self, grants: &Grants, shared: bool) -> Result<()> {
-        let remove = async |collection| self.call(collection)?.remove_many(grants, shared).await;
+        let remove =
+            async |collection| self.prepared(collection)?.remove_many(grants, shared).await;
         try_join_all(self.collections.iter().copied().map(remove)).await.map(drop)
     }
 
-    fn call(&self, collection: &str) -> Result<Call<'_>> {
-        self.store.call(collection, self.until)
+    fn prepared(&self, collection: &str) -> Result<LockCollection<'_>> {
+        self.store.prepared(collection, self.until)
     }
 
     /// Sends one write on all matching records of `doclock.ended`.

@@ -48,7 +48,7 @@ const WRITE_CONCERN_FAILED: i32 = 64;
 /// reply to a raw command.
 #[derive(Debug, thiserror::Error)]
 #[error("{message} (server code {code})")]
-pub(super) struct Refused {
+pub(super) struct RefusedWrite {
     pub(super) code: i32,
     pub(super) message: String,
 }
@@ -270,7 +270,7 @@ fn said(error: &Error) -> &str {
     match error.kind.as_ref() {
         ErrorKind::Command(e) => &e.message,
         ErrorKind::Write(WriteFailure::WriteError(e)) => &e.message,
-        ErrorKind::Custom(_) => ours::<Refused>(error).map_or("", |refused| &refused.message),
+        ErrorKind::Custom(_) => ours::<RefusedWrite>(error).map_or("", |refused| &refused.message),
         _ => "",
     }
 }
@@ -356,7 +356,7 @@ pub(super) fn code(error: &Error) -> Option<i32> {
         ErrorKind::Command(e) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
-        ErrorKind::Custom(_) => ours::<Refused>(error).map(|refused| refused.code),
+        ErrorKind::Custom(_) => ours::<RefusedWrite>(error).map(|refused| refused.code),
         _ => None,
     }
 }
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     fn told(code: i32, message: &str) -> StoreError {
-        store_error("a test", Error::custom(Refused { code, message: message.to_owned() }))
+        store_error("a test", Error::custom(RefusedWrite { code, message: message.to_owned() }))
     }
 
     #[test]

@@ -73,11 +73,11 @@ struct State<J, R> {
 struct Member<J, R> {
     number: u64,
     job: J,
-    told: Sender<Told<J, R>>,
+    notice: Sender<Notice<J, R>>,
 }
 
 #[derive(Debug)]
-enum Told<J, R> {
+enum Notice<J, R> {
     Outcome(Result<R>),
     /// This caller sends the next command.
     Lead(J, Slot<J, R>),
@@ -107,13 +107,13 @@ impl<J, R> Slot<J, R> {
         let mut state = self.group.state.lock();
         let took = self.began.elapsed().min(PATIENCE);
         state.usual = (state.usual * (MEAN_OF - 1) + took) / MEAN_OF;
-        let Some(Member { job, told, .. }) = state.pop() else {
+        let Some(Member { job, notice, .. }) = state.pop() else {
             state.under_way -= 1;
             return;
         };
         drop(state);
         // If the caller is gone by now, the slot that comes back goes to the next one.
-        drop(told.send(Told::Lead(job, self.group.slot())));
+        drop(notice.send(Notice::Lead(job, self.group.slot())));
     }
 }
 
@@ -130,7 +130,7 @@ impl<J, R> Drop for Slot<J, R> {
 impl<J, R> State<J, R> {
     /// The first member that still waits.
     fn pop(&mut self) -> Option<Member<J, R>> {
-        std::iter::from_fn(|| self.waiting.pop_front()).find(|it| !it.told.is_closed())
+        std::iter::from_fn(|| self.waiting.pop_front()).find(|it| !it.notice.is_closed())
     }
 }
 
@@ -178,17 +178,17 @@ impl<J, R> Group<J, R> {
         F: Future<Output = Vec<Result<R>>>,
     {
         let (job, mut slot) = match self.lead_or_outcome(job, send_by).await? {
-            Told::Outcome(outcome) => return outcome,
-            Told::Lead(job, slot) => (job, slot),
+            Notice::Outcome(outcome) => return outcome,
+            Notice::Lead(job, slot) => (job, slot),
         };
         self.gather().await;
         let (mut jobs, mut others) = (vec![job], Vec::new());
         {
             let mut state = self.state.lock();
             while others.len() + 1 < self.at_once {
-                let Some(Member { job, told, .. }) = state.pop() else { break };
+                let Some(Member { job, notice, .. }) = state.pop() else { break };
                 jobs.push(job);
-                others.push(told);
+                others.push(notice);
             }
         }
         let mut carried_out = pin!(carry_out(jobs));
@@ -208,9 +208,9 @@ impl<J, R> Group<J, R> {
         drop(slot);
         let mut outcomes = outcomes.into_iter();
         let own = outcomes.next();
-        for (told, outcome) in others.into_iter().zip(outcomes) {
+        for (notice, outcome) in others.into_iter().zip(outcomes) {
             // A caller that no longer waits has been told that the outcome is unknown.
-            let _ = told.send(Told::Outcome(outcome));
+            let _ = notice.send(Notice::Outcome(outcome));
         }
         own.unwrap_or_else(|| Err(unknown()))
     }
@@ -230,33 +230,33 @@ impl<J, R> Group<J, R> {
     }
 
     /// Waits for an outcome or a slot.
-    async fn lead_or_outcome(self: &Arc<Self>, job: J, send_by: Instant) -> Result<Told<J, R>> {
-        let (number, mut told) = self.join(job, send_by)?;
-        match timeout_at(send_by.into(), &mut told).await {
-            Ok(told) => told,
+    async fn lead_or_outcome(self: &Arc<Self>, job: J, send_by: Instant) -> Result<Notice<J, R>> {
+        let (number, mut notice) = self.join(job, send_by)?;
+        match timeout_at(send_by.into(), &mut notice).await {
+            Ok(notice) => notice,
             Err(_) if self.leave(number) => return Err(not_sent()),
-            Err(_) => told.await,
+            Err(_) => notice.await,
         }
         .map_err(|_| unknown())
     }
 
     /// Joins the queue, unless it is too long for this job.
-    fn join(self: &Arc<Self>, job: J, send_by: Instant) -> Result<(u64, Receiver<Told<J, R>>)> {
-        let (told, receiver) = oneshot::channel();
+    fn join(self: &Arc<Self>, job: J, send_by: Instant) -> Result<(u64, Receiver<Notice<J, R>>)> {
+        let (notice, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         if state.under_way < self.at_most {
             state.under_way += 1;
             drop(state);
-            drop(told.send(Told::Lead(job, self.slot())));
+            drop(notice.send(Notice::Lead(job, self.slot())));
             return Ok((number, receiver));
         }
         let is_sent_at = Instant::now() + self.wait_behind(&state);
         if state.waiting.len() >= WAITING || is_sent_at > send_by {
             return Err(not_sent());
         }
-        state.waiting.push_back(Member { number, job, told });
+        state.waiting.push_back(Member { number, job, notice });
         Ok((number, receiver))
     }
 
@@ -277,8 +277,8 @@ impl Gate {
     /// Waits for a slot, at most until `send_by`.
     pub(super) async fn enter(self: &Arc<Self>, send_by: Instant) -> Result<Slot<(), Infallible>> {
         match self.lead_or_outcome((), send_by).await? {
-            Told::Lead((), slot) => Ok(slot),
-            Told::Outcome(none) => match none? {},
+            Notice::Lead((), slot) => Ok(slot),
+            Notice::Outcome(none) => match none? {},
         }
     }
 }
@@ -448,9 +448,9 @@ mod tests {
     async fn the_queue_has_a_bound_however_fast_the_commands_are() {
         let doubling = Doubling::new();
         doubling.all_under_way().await;
-        let told = |_| doubling.group.join(1, later()).map(|(_, told)| told);
-        let told: Vec<_> = (0..WAITING).map(told).collect();
-        assert!(told.iter().all(Result::is_ok));
+        let notice = |_| doubling.group.join(1, later()).map(|(_, notice)| notice);
+        let notice: Vec<_> = (0..WAITING).map(notice).collect();
+        assert!(notice.iter().all(Result::is_ok));
         assert!(doubling.group.join(1, later()).is_err());
     }
 

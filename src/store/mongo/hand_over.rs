@@ -9,13 +9,13 @@ use crate::{
         Acquisition, Claim, HandedOver, Ticket, Waiters,
         lock_rules::{Moment, Record},
         mongo::{
-            Call, admission::Purpose, error::Result, filters::Target, lock_record::encode,
-            new_record, send::until_majority, step::Decided,
+            LockCollection, admission::Purpose, error::Result, filters::Target,
+            lock_record::encode, new_record, send::until_majority, step::Decided,
         },
     },
 };
 
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver> {
         let handed = until_majority(self.until, async || {
             if let Some(handed) = self.replace_plain(from, claim).await? {
@@ -29,7 +29,7 @@ impl Call<'_> {
         });
         let handed = handed.await?;
         if let HandedOver::To(lock) = &handed.0 {
-            self.seen.there(from.key.id(), Some(&lock.aid));
+            self.hints.there(from.key.id(), Some(&lock.aid));
         }
         Ok(match handed {
             // An earlier attempt was written, and only its majority was late.

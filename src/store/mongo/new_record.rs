@@ -15,7 +15,7 @@ use crate::{
     store::{
         lock_rules::Moment,
         mongo::{
-            Call,
+            LockCollection,
             admission::Admitted,
             codec::millis,
             error::{Result, is_duplicate_id, unavailable},
@@ -80,7 +80,7 @@ fn has_dates(fields: &Document) -> bool {
     fields.values().any(|it| matches!(it, Bson::DateTime(_)))
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// Makes the record of this claim. Returns its moment; `None` if there is a record already. The command is shared with
     /// other claims, unless another write of this record is under way.
     pub(super) async fn make(&self, new: &New) -> Result<Option<Moment>> {

@@ -1,4 +1,4 @@
-//! Reads locks: lists, confirmations, and looks at single records.
+//! Reads locks: lists, confirmations, and reads of single records.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
         Confirmed, Format, Query, StoredDocument,
         lock_rules::{Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             codec::{self, is},
             error::{Result, unavailable},
             filters::{is_live, of_sessions},
@@ -49,7 +49,7 @@ fn unknown_yet() -> mongodb::error::Error {
     )
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn locks(&self, query: Query<'_>, limit: usize) -> Result<Vec<Lock>> {
         let mut locks = match query {
             Query::Each { keys, aid } => self.each(&keys[..limit.min(keys.len())], aid).await?,
@@ -214,9 +214,9 @@ impl Call<'_> {
 
     /// The record, as the primary has it, with the server's time. Callers that ask for the same record share one
     /// read, so that a crowd that asks again and again leaves the connections to the holder.
-    pub(super) async fn look(&self, id: &LockId) -> Result<Option<Stored>> {
-        let (looks, send_by) = (&self.groups.looks, self.until.send_by());
-        let found = looks.submit(id.clone(), send_by, async |ids| {
+    pub(super) async fn read_record(&self, id: &LockId) -> Result<Option<Stored>> {
+        let (reads, send_by) = (&self.groups.reads, self.until.send_by());
+        let found = reads.submit(id.clone(), send_by, async |ids| {
             let mut distinct: Vec<_> = ids.iter().collect();
             distinct.sort();
             distinct.dedup();

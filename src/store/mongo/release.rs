@@ -20,7 +20,7 @@ use crate::{
         Acquisition, Deadline, Released, Removal, Rules, TakenBy,
         lock_rules::{Grant, Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             admission::Purpose,
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
             filters::{Target, exclusive_of, is_live, of_sessions},
@@ -115,7 +115,7 @@ pub(super) struct OfSession {
     pub(super) may_read: bool,
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released> {
         if let Removal::Break { seen, taken } = removal {
             return self.break_lock(seen, taken).await;
@@ -142,14 +142,14 @@ impl Call<'_> {
                 Mode::Exclusive if is_plain => self.delete(&it).await?,
                 Mode::Exclusive => self.delete_alone(&it).await?,
                 // Probably the only reader.
-                Mode::Shared if !rules.fenced && self.seen.is_held_by(&it.id, it.aid()) => {
+                Mode::Shared if !rules.fenced && self.hints.is_held_by(&it.id, it.aid()) => {
                     self.delete_alone(&it).await?
                 }
                 _ => false,
             };
             if gone || is_plain {
                 if !rules.fenced {
-                    self.seen.gone(&it.id);
+                    self.hints.gone(&it.id);
                 }
                 return Ok(gone);
             }
@@ -324,7 +324,7 @@ impl Call<'_> {
             }
         }
         let keys = locks.into_iter().filter(|it| it.is_live).map(|it| it.lock.key);
-        Ok(keys.inspect(|key| self.seen.gone(key.id())).collect())
+        Ok(keys.inspect(|key| self.hints.gone(key.id())).collect())
     }
 
     /// All locks of the session, so that they can be removed.

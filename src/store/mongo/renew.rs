@@ -11,7 +11,7 @@ use crate::{
         Active, NamedBy, Renewed,
         lock_rules::{Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             codec::{documents, millis},
             error::{LeftOut, Result, exceeded_time_limit, ours},
             filters::{
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-impl Call<'_> {
+impl LockCollection<'_> {
     // A single session is asked for again because one of its locks is blocked: the others are renewed. Of several, those
     // with a lock that is known to be stuck are left out.
     pub(super) async fn renew(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {

@@ -27,7 +27,8 @@ use crate::{
         mongo::{
             codec::{self, documents, millis, number},
             error::{
-                Refused, Result, Unacknowledged, is_not_sent, late_majority, not_sent, unavailable,
+                RefusedWrite, Result, Unacknowledged, is_not_sent, late_majority, not_sent,
+                unavailable,
             },
             filters::Target,
             group::{AT_ONCE, Group},
@@ -219,7 +220,7 @@ pub(super) fn refusals(reply: &Document) -> BTreeMap<usize, Error> {
     let refused = |error: &Document| {
         let code = error.get("code").and_then(number).unwrap_or_default() as i32;
         let message = error.get_str("errmsg").unwrap_or_default().to_owned();
-        Some((index_of(error)?, Error::custom(Refused { code, message })))
+        Some((index_of(error)?, Error::custom(RefusedWrite { code, message })))
     };
     documents(reply, "writeErrors").filter_map(refused).collect()
 }
@@ -300,8 +301,8 @@ pub(super) struct Groups {
     pub(super) releases: Arc<Group<Target, bool>>,
     /// Locks that nobody wants any more.
     pub(super) retractions: Arc<Group<Target, bool>>,
-    /// Looks at locks that are known to be held.
-    pub(super) looks: Arc<Group<LockId, Option<Stored>>>,
+    /// Reads of locks that are known to be held.
+    pub(super) reads: Arc<Group<LockId, Option<Stored>>>,
     /// Reads of the locks of sessions.
     pub(super) sessions: Arc<Group<Aid, Both>>,
 }
@@ -312,7 +313,7 @@ impl Default for Groups {
             new_records: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             releases: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             retractions: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
-            looks: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            reads: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             sessions: Group::new(UNDER_WAY, AT_ONCE, SESSIONS_PACE),
         }
     }

@@ -24,7 +24,7 @@ use crate::{
     store::{
         lock_rules::{Moment, Record},
         mongo::{
-            Call,
+            LockCollection,
             admission::{Admitted, Job, Purpose},
             error::{Odd, Result, unavailable, unwritten},
             ids::by_id,
@@ -58,14 +58,14 @@ pub(super) trait Rule<T>:
 
 impl<T, F: Fn(&mut Record, Moment) -> Decided<T> + Send + Sync + 'static> Rule<T> for F {}
 
-impl Call<'_> {
+impl LockCollection<'_> {
     pub(super) async fn step<T: Send + 'static>(
         &self,
         id: &LockId,
         purpose: Purpose,
         rule: impl Rule<T>,
     ) -> Result<T> {
-        let found = self.looked(id).await?;
+        let found = self.read_with_moment(id).await?;
         let (mut record, moment) = (self.decoded(&found), found.1);
         let before = record.clone();
         let Decided { answer, is_promise } = rule(&mut record, moment);
@@ -82,20 +82,20 @@ impl Call<'_> {
         let job = Job { purpose, found, decide: Box::new(decide) };
         let (_pending, steps) = self.admission.steps(id)?;
         let until = if purpose == Purpose::Claim { self.until } else { self.until.or_soon() };
-        let call = self.with(until);
+        let collection = self.with(until);
         let for_all = self.with(self.until.or_soon());
         let step = async |jobs: Vec<Job>| {
-            let call = if jobs.len() > 1 { &for_all } else { &call };
-            call.step_together(id, &jobs).await
+            let collection = if jobs.len() > 1 { &for_all } else { &collection };
+            collection.step_together(id, &jobs).await
         };
         steps.submit(job, until.send_by(), step).await?;
         let answer = answer.lock().take();
         answer.ok_or_else(|| unavailable("the step has no answer"))
     }
 
-    async fn looked(&self, id: &LockId) -> Result<(Option<Stored>, Moment)> {
+    async fn read_with_moment(&self, id: &LockId) -> Result<(Option<Stored>, Moment)> {
         let asked = Instant::now();
-        let found = self.look(id).await?;
+        let found = self.read_record(id).await?;
         let moment = found.as_ref().map_or(new_record::unknown(asked), |it| it.moment);
         Ok((found, moment))
     }
@@ -136,7 +136,7 @@ impl Call<'_> {
             };
             let found = match jobs {
                 [job] if attempt == 0 => job.found.clone(),
-                _ => self.looked(id).await?,
+                _ => self.read_with_moment(id).await?,
             };
             let (before, moment) = (self.decoded(&found), found.1);
             let (mut after, mut is_promise) = (before.clone(), false);

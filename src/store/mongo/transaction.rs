@@ -21,7 +21,7 @@ use crate::{
     store::{
         Deadline, Locks, Removal, decode,
         mongo::{
-            Call, HeldLock, MongoStore, codec,
+            HeldLock, LockCollection, MongoStore, codec,
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
             ids::{Exactly, by_id},
@@ -182,7 +182,8 @@ impl MongoStore {
             }
             // An active session renews its lock every third of the ttl, so a renewal falls into every attempt that takes
             // that long.
-            let is_slow = is_transient && began.elapsed() >= self.call_for(soonest)?.rules.ttl / 3;
+            let is_slow =
+                is_transient && began.elapsed() >= self.prepared_for(soonest)?.rules.ttl / 3;
             return Err(match failed {
                 Failed::Refused(error) => error.into(),
                 Failed::TooSlow => self.too_slow(soonest).await.into(),
@@ -258,18 +259,20 @@ impl MongoStore {
             return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
         }
         let until = Instant::now() + guarding(held_alone)?.deadline;
-        let call = self.call_for(held)?.with(Deadline::at(until));
+        let collection = self.prepared_for(held)?.with(Deadline::at(until));
         let mut unfit = None;
         let mut change = async |session: &mut ClientSession| {
-            let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
+            let changed = collection.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
             let changed = changed.exactly([key.id()]);
-            let changed = changed.max_time(call.until.read_limit()).session(&mut *session).await;
+            let changed =
+                changed.max_time(collection.until.read_limit()).session(&mut *session).await;
             let changed = match changed {
                 // Updated, but the driver cannot read a text that is not UTF-8 in this reply.
                 Err(e) if codec::is_unreadable(&e) => {
-                    let updated = call.documents.find_one(by_id(key.id())).exactly([key.id()]);
-                    updated.max_time(call.until.read_limit()).session(session).await?
+                    let updated =
+                        collection.documents.find_one(by_id(key.id())).exactly([key.id()]);
+                    updated.max_time(collection.until.read_limit()).session(session).await?
                 }
                 changed => changed?,
             };
@@ -288,8 +291,8 @@ impl MongoStore {
         } else {
             let session = self.database().client().start_session().await;
             let mut session = session.map_err(running)?;
-            compare(&call, &mut session, held).await.map_err(running)??;
-            match call.touch(acquisition).await {
+            compare(&collection, &mut session, held).await.map_err(running)??;
+            match collection.touch(acquisition).await {
                 Err(error) => Err(TransactionError::Work(error)),
                 Ok(false) => Err(lost(held).into()),
                 Ok(true) if Instant::now() >= until => Err(TransactionError::Work(too_late())),
@@ -329,9 +332,9 @@ impl MongoStore {
         answer.map_err(|e| LockError::Store(save_error("asking the server for its kind", e)))
     }
 
-    fn call_for(&self, held: &HeldLock) -> Result<Call<'_>, LockError> {
-        let call = self.call(held.acquisition.key.collection(), Deadline::NONE);
-        Ok(call.doing(|| "guarding a write")?)
+    fn prepared_for(&self, held: &HeldLock) -> Result<LockCollection<'_>, LockError> {
+        let collection = self.prepared(held.acquisition.key.collection(), Deadline::NONE);
+        Ok(collection.doing(|| "guarding a write")?)
     }
 
     /// The locks are looked at before the work, so that no work is done in vain, and touched after the
@@ -387,14 +390,14 @@ impl MongoStore {
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
     ) -> Result<R, Failed<E>> {
         for one in held {
-            let call = self.call_for(one).map_err(Failed::Refused)?;
-            let live = call.primary.find_one(call.live(&one.acquisition));
+            let collection = self.prepared_for(one).map_err(Failed::Refused)?;
+            let live = collection.primary.find_one(collection.live(&one.acquisition));
             let live = live.projection(doc! { "_id": 1 }).exactly([one.acquisition.key.id()]);
             let live = live.session(&mut *session).await;
             if live.map_err(Failed::Step)?.is_none() {
                 return Err(Failed::Refused(lost(one)));
             }
-            let compared = compare(&call, session, one).await.map_err(Failed::Step)?;
+            let compared = compare(&collection, session, one).await.map_err(Failed::Step)?;
             compared.map_err(Failed::Refused)?;
         }
         let value = work(session).await.map_err(Failed::Work)?;
@@ -418,13 +421,13 @@ impl MongoStore {
 
 /// Compares the document with the only version onto which it may be written. A missing document is left to the write.
 async fn compare(
-    call: &Call<'_>,
+    collection: &LockCollection<'_>,
     session: &mut ClientSession,
     held: &HeldLock,
 ) -> Result<Result<(), LockError>, Error> {
     let Some(onto) = *held.onto.lock() else { return Ok(Ok(())) };
     let key = &held.acquisition.key;
-    let now = call.read_in(session, key.id()).await?.map(|document| document.version());
+    let now = collection.read_in(session, key.id()).await?.map(|document| document.version());
     Ok(match now {
         Some(version) if version != onto => Err(LockError::StaleCopy { key: key.clone(), version }),
         _ => Ok(()),
@@ -437,8 +440,8 @@ async fn touch_all(
     held: &[HeldLock],
 ) -> Result<(), TransactionError> {
     for one in held {
-        let (call, saved) = (store.call_for(one)?, saved_as(one.version()));
-        let touched = call.touch_in(session, &one.acquisition, saved).await;
+        let (collection, saved) = (store.prepared_for(one)?, saved_as(one.version()));
+        let touched = collection.touch_in(session, &one.acquisition, saved).await;
         if !touched.map_err(TransactionError::Work)? {
             return Err(lost(one).into());
         }

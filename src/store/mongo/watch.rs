@@ -19,7 +19,7 @@ use crate::{
     store::{
         Change, TakenBy, TakeoverKind, Watch, Written,
         mongo::{
-            Call, DRIVERS_POOL, MongoStore, Prepared,
+            DRIVERS_POOL, LockCollection, MongoStore, Prepared,
             codec::{self, is},
             error::{Doing, Result, failure, unavailable},
         },
@@ -75,7 +75,7 @@ impl MongoStore {
     }
 }
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// Opens a change stream on the locks. A standalone server has none.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ async fn next(stream: &mut ChangeStream<Document>, at: &Prepared) -> Result<Opti
         let is_gone = event.get_str("operationType").is_ok_and(|it| it == "delete");
         if let Some(key) = key.as_ref().filter(|_| is_gone) {
             // A waiter here then claims by one command, as soon as a waiter on the server that released the lock.
-            at.seen.gone(key.id());
+            at.hints.gone(key.id());
         }
         if let Some(change) = key.and_then(|key| read(key, &event)) {
             return Ok(Some(change));

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use crate::{
     key::LockId,
     store::mongo::{
-        Call,
-        error::{LeftOut, MAX_TIME_EXPIRED, Refused, Result, exceeded_time_limit},
+        LockCollection,
+        error::{LeftOut, MAX_TIME_EXPIRED, RefusedWrite, Result, exceeded_time_limit},
         send::{LIMIT, Timing, Write, write},
     },
 };
@@ -21,7 +21,7 @@ const PAGE: usize = 1_000;
 /// Into how many parts a page is split to find a stuck record in it.
 const PARTS: usize = 10;
 
-impl Call<'_> {
+impl LockCollection<'_> {
     /// One write on all records that `filter` matches. Returns how many it matched.
     ///
     /// A stuck record does not keep the others from being written.
@@ -104,7 +104,7 @@ impl Call<'_> {
             // The record gets no turn, because of other writes on stuck records.
             _ => {
                 let message = "an open transaction blocks the record".to_owned();
-                Err(Error::custom(Refused { code: MAX_TIME_EXPIRED, message }))
+                Err(Error::custom(RefusedWrite { code: MAX_TIME_EXPIRED, message }))
             }
         }
     }

@@ -49,7 +49,7 @@ pub(super) async fn ask(
     let aid = locks.aid_for_ask(locks.begin()).await?;
     let ask = Ask::new(aid, locks.actor().holder(), &call.said.message);
     let (again, person, until) = (call.said.ask.is_some(), locks.counts_as(), locks.begin());
-    let (ask, ahead) = locks.manager.parts.ask(&key, ask, again, person, until).await?;
+    let (ask, ahead) = locks.manager.core.ask(&key, ask, again, person, until).await?;
     locks.has_asked.set(true);
     if done.status() == StatusCode::SEE_OTHER {
         return Ok(done);
@@ -88,7 +88,7 @@ pub(super) async fn answer(
     let stale = || LockError::StaleToken { key: key.clone() };
     let aid = locks.aid().ok_or_else(stale)?;
     let held = Acquisition { key: key.clone(), aid, token: *token, mode: Mode::Exclusive };
-    match locks.manager.parts.answer(&held, ask, answer, locks.begin()).await {
+    match locks.manager.core.answer(&held, ask, answer, locks.begin()).await {
         Ok(()) => Ok(done),
         Err(LockError::Lost { .. }) => Err(stale().into()),
         Err(error) => Err(error.into()),
@@ -114,7 +114,7 @@ pub(super) async fn withdraw(
     let done = call.done(&req, call.said.to.as_deref())?;
     if let Some(aid) = locks.aid() {
         let user = locks.actor().id().map(str::to_owned);
-        locks.manager.parts.withdraw(&key, aid, user, locks.begin()).await?;
+        locks.manager.core.withdraw(&key, aid, user, locks.begin()).await?;
     }
     Ok(done)
 }

@@ -84,7 +84,7 @@ async fn broken(
     let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
     // If the document has several readers, all of their locks must be broken, or none.
     let (meant, actor): (Vec<_>, _) = (on_it.iter().filter(is_meant).collect(), locks.actor());
-    if !meant.iter().all(|lock| locks.manager.parts.settings.may_break(&actor, lock)) {
+    if !meant.iter().all(|lock| locks.manager.core.settings.may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
     let mut broken = 0;

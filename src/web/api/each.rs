@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Body, MineBody, bad_request, by_name, problem, read, take};
+use super::{Body, OwnLockBody, bad_request, by_name, problem, read, take};
 use crate::{
     key::LockKey,
     lock::Mode,
@@ -31,7 +31,7 @@ struct EachBody {
 
 #[derive(Serialize)]
 pub(super) struct EachAnswer {
-    held: Vec<MineBody>,
+    held: Vec<OwnLockBody>,
     /// A problem for each document that was not locked, with its `key`.
     refused: Vec<Value>,
 }
@@ -61,14 +61,14 @@ pub(super) async fn acquire(
     let how = Terms { mode, ..Terms::in_any_tab() };
     let forbidden = wanted.iter().filter(|key| !allowed.contains(key));
     locks.give_back_forbidden(forbidden).await?;
-    let taken =
+    let attempts =
         locks.each(allowed, mode, async |key| Ok(take(locks, &key, how, false).await?.0)).await?;
-    let mut taken: HashMap<_, _> = taken.into_iter().collect();
+    let mut attempts: HashMap<_, _> = attempts.into_iter().collect();
     let mut held = Vec::new();
     for key in wanted {
-        let error = match taken.remove(&key) {
-            Some(Ok(mine)) => {
-                held.push(MineBody::of(&mine.lock, locks));
+        let error = match attempts.remove(&key) {
+            Some(Ok(own)) => {
+                held.push(OwnLockBody::of(&own.lock, locks));
                 continue;
             }
             Some(Err(error)) => error,

@@ -30,8 +30,8 @@ fn is_form(req: &HttpRequest, body: &Bytes) -> bool {
     req.content_type().eq_ignore_ascii_case(FORM) && !body.trim_ascii_start().starts_with(b"{")
 }
 
-/// What a call says, and how it is answered.
-pub(super) struct Call<T> {
+/// The body of a call, and whether it came as a form: the answer depends on that.
+pub(super) struct CallBody<T> {
     pub(super) said: T,
     is_form: bool,
 }
@@ -41,7 +41,7 @@ pub(super) struct Call<T> {
 pub(super) fn read<T: Default + DeserializeOwned>(
     req: &HttpRequest,
     body: Body,
-) -> Result<Call<T>, Problem> {
+) -> Result<CallBody<T>, Problem> {
     let is_form = body.as_ref().is_ok_and(|body| is_form(req, body));
     let said = match body {
         Ok(body) if is_form => {
@@ -50,10 +50,10 @@ pub(super) fn read<T: Default + DeserializeOwned>(
         }
         body => super::read(body)?,
     };
-    Ok(Call { said, is_form })
+    Ok(CallBody { said, is_form })
 }
 
-impl<T> Call<T> {
+impl<T> CallBody<T> {
     /// 204; for a form 303 to the path `to`, or else back to the page with the form, if that is one of this site. (The
     /// script of a page that sends the body of a form would follow a redirect.)
     ///

@@ -9,7 +9,7 @@ use crate::{
     lock::Lock,
     web::{
         Problem,
-        api::{Body, MineBody, all_of, parse_token, read},
+        api::{Body, OwnLockBody, all_of, parse_token, read},
         format::{Current, KeyBody},
         request::Locks,
         same_site::SameSite,
@@ -25,7 +25,7 @@ struct HeartbeatBody {
 
 #[derive(Serialize)]
 pub(super) struct HeartbeatAnswer {
-    held: Vec<MineBody>,
+    held: Vec<OwnLockBody>,
     lost: Vec<KeyBody>,
 }
 
@@ -50,12 +50,12 @@ pub(super) async fn renew(
         // Names tell the collections, so there is no need to look for others.
         Some(aid) if !believed.is_empty() => {
             let named = believed.iter().filter_map(|(_, key, _)| Some(key.as_ref()?.collection()));
-            locks.manager.parts.collections.learn(named, until).await;
-            locks.manager.parts.reads.list_known(Some(&aid), until).await?
+            locks.manager.core.collections.learn(named, until).await;
+            locks.manager.core.reads.list_known(Some(&aid), until).await?
         }
         _ => locks.list(until).await?,
     };
-    locks.manager.parts.leave_out_ended_askers(&mut held, until).await;
+    locks.manager.core.leave_out_ended_askers(&mut held, until).await;
     let tokens: HashMap<_, _> = held.iter().map(|lock| (&lock.key, lock.token)).collect();
     let is_held = |key: &LockKey, token| tokens.get(key) == Some(&Some(token));
     let mut lost = Vec::new();
@@ -66,7 +66,7 @@ pub(super) async fn renew(
         };
         if !is_held(key, *token) {
             if locks.aid().is_some() {
-                locks.manager.parts.granting.missed_lock(key, *token, "heartbeat");
+                locks.manager.core.granting.missed_lock(key, *token, "heartbeat");
             }
             lost.push(KeyBody::from(key));
         }
@@ -78,6 +78,6 @@ pub(super) async fn renew(
         believed.iter().filter_map(|(_, key, token)| Some((key.as_ref()?, Some(*token)))).collect();
     let is_named = |lock: &&Lock| keys.contains(&(&lock.key, lock.token));
     let named = held.iter().filter(is_named).inspect(|lock| locks.also_renew(lock));
-    let held = named.map(|lock| MineBody::of(lock, &locks)).collect();
+    let held = named.map(|lock| OwnLockBody::of(lock, &locks)).collect();
     Ok(Current(HeartbeatAnswer { held, lost }))
 }

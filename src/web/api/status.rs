@@ -56,7 +56,7 @@ pub(super) struct StateBody {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct StatusQuery {
     /// The version of the document that the page shows.
     shown: Option<Version>,
     /// A lock under which the page has sent a save of a text with that version, and does not know what became of it.
@@ -71,7 +71,7 @@ struct FrozenBody {
 
 impl StateBody {
     fn of(key: &LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
-        let freeze = locks.manager.parts.freezes.on(key.collection());
+        let freeze = locks.manager.core.freezes.on(key.collection());
         let (aid, tab) = (locks.aid(), locks.headers.tab);
         let state = lock.as_ref().map_or("free", |lock| whose(lock, aid.as_ref(), tab));
         let may_take_over = match (state, &lock) {
@@ -90,7 +90,7 @@ impl StateBody {
             since: lock.as_ref().map(|lock| rfc3339(lock.since)),
             expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
             same_person: held.map(|lock| actor.is_holder_of(lock)),
-            may_ask: held.map(|lock| locks.manager.parts.hears_asks(lock)),
+            may_ask: held.map(|lock| locks.manager.core.hears_asks(lock)),
             holder: lock.and_then(|lock| lock.holder),
             may_take_over,
             frozen: freeze
@@ -106,13 +106,13 @@ pub(super) async fn of_one(
 ) -> Result<Current<StateBody>, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.aid(), locks.begin());
-    let lock = locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
+    let lock = locks.manager.core.reads.inspect(&key, aid.as_ref(), until).await?;
     let [collection, id] = ["collection", "id"].map(|it| path_param(&req, it).unwrap_or_default());
     let name = Some(key.to_string()).filter(|name| *name != format!("{collection}/{id}"));
-    let Query(Asked { shown, saved_under }) =
+    let Query(StatusQuery { shown, saved_under }) =
         Query::from_query(req.query_string()).map_err(bad_request)?;
     let document = match shown {
-        Some(shown) => match locks.manager.parts.reads.load(&key, until).await {
+        Some(shown) => match locks.manager.core.reads.load(&key, until).await {
             Ok(document) => Some(DocumentBody::of(Some(document.version()), shown)),
             Err(LockError::NotFound { .. }) => Some(DocumentBody::of(None, shown)),
             Err(error) => return Err(error.into()),
@@ -187,7 +187,7 @@ pub(super) async fn of_many(
     known.retain(|(_, key)| allowed.contains(key));
     let keys: Vec<_> = known.iter().map(|(_, key)| key.clone()).collect();
     let (aid, until) = (locks.aid(), locks.begin());
-    let found = locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
+    let found = locks.manager.core.reads.inspect_many(&keys, aid.as_ref(), until).await?;
     let known = known.into_iter().zip(found).map(|((asked, key), lock)| {
         let name = key.to_string();
         Row::Known(Box::new(KeyedState {

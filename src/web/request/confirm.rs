@@ -8,8 +8,8 @@ use crate::{
     lock::{Aid, Lock},
     takeover::LossCause,
     web::{
-        problem::SERVED,
-        request::{Got, Mine, RequestLocks, Terms},
+        problem::CURRENT_REQUEST,
+        request::{Got, OwnLock, RequestLocks, Terms},
     },
 };
 
@@ -21,27 +21,27 @@ impl RequestLocks {
         key: &LockKey,
         how: Terms<'_>,
         until: Instant,
-    ) -> Result<Mine> {
-        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
+    ) -> Result<OwnLock> {
+        let _ = CURRENT_REQUEST.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
-            Some(aid) => self.manager.parts.reads.confirm(key, aid, how.loads(), until).await?,
+            Some(aid) => self.manager.core.reads.confirm(key, aid, how.loads(), until).await?,
             None => None,
         };
-        let mine = match confirmed.filter(|it| it.lock.mode.covers(how.mode)) {
-            Some(confirmed) => Mine::confirmed(confirmed)?,
-            None => Mine::new(self.own_lock(key, aid, how, until).await?, Got::Confirmed)?,
+        let own = match confirmed.filter(|it| it.lock.mode.covers(how.mode)) {
+            Some(confirmed) => OwnLock::confirmed(confirmed)?,
+            None => OwnLock::new(self.own_lock(key, aid, how, until).await?, Got::Confirmed)?,
         };
         let is_known = match how.offered {
-            [] => !mine.lock.is_of_another_tab(self.headers.tab),
-            offered => offered.contains(&mine.held.token),
+            [] => !own.lock.is_of_another_tab(self.headers.tab),
+            offered => offered.contains(&own.held.token),
         };
         if !is_known {
             return Err(LockError::StaleToken { key: key.clone() });
         }
-        self.remember(&mine);
-        Ok(mine)
+        self.remember(&own);
+        Ok(own)
     }
 
     /// The lock of this session, or why it has none.
@@ -57,8 +57,8 @@ impl RequestLocks {
         if aid.is_none() && how.offered.is_empty() {
             return Err(lost(None, None));
         }
-        let parts = &self.manager.parts;
-        match parts.reads.inspect(key, aid.as_ref(), until).await? {
+        let core = &self.manager.core;
+        match core.reads.inspect(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(how.mode) => Ok(lock),
             Some(lock) if Some(&lock.aid) != aid.as_ref() && is_offered(&lock) => {
                 let advice = if self.is_client() {
@@ -66,7 +66,7 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                parts.log_limit.warn("session", || {
+                core.log_limit.warn("session", || {
                     format!(
                         "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
                          its lock is of no use to it: {advice}"
@@ -76,23 +76,23 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else {
-                    let taken =
-                        how.offered.iter().find_map(|token| parts.causes.taken_by(key, *token));
-                    return Err(lost(None, taken.map(LossCause::Taken)));
+                    let taken_by =
+                        how.offered.iter().find_map(|token| core.causes.taken_by(key, *token));
+                    return Err(lost(None, taken_by.map(LossCause::Taken)));
                 };
                 // A shared lock does not cover what the client wants, but it is there.
                 let is_there = other.as_ref().is_some_and(is_offered);
                 if let Some(token) = how.offered.first().filter(|_| !is_there) {
-                    parts.granting.missed_lock(key, *token, "request");
+                    core.granting.missed_lock(key, *token, "request");
                 }
-                match parts.sessions.refuse_ended(&aid, None, until).await {
+                match core.sessions.refuse_ended(&aid, None, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > self.news_for() => {
                         Err(lost(None, Some(LossCause::SessionEnded)))
                     }
                     Err(e) => Err(e),
                     Ok(()) => {
-                        let causes = &parts.causes;
-                        let cause = causes.why_lost(&parts.verbs, key, &aid, how.offered, until);
+                        let causes = &core.causes;
+                        let cause = causes.why_lost(&core.verbs, key, &aid, how.offered, until);
                         Err(lost(other.map(Box::new), cause.await))
                     }
                 }

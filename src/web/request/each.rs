@@ -7,7 +7,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::Mode,
-    manager::{Looked, one_at_a_time::Turn},
+    manager::{Availability, one_at_a_time::Turn},
     web::request::RequestLocks,
 };
 
@@ -28,7 +28,7 @@ impl RequestLocks {
         let Some(key) = keys.first() else { return Ok(None) };
         let too_many =
             || LockError::TooManyWaiters { key: key.clone(), limit: MOST, per_session: true };
-        let turn = self.manager.parts.batches.join(self.counts_as(), MOST).ok_or_else(too_many)?;
+        let turn = self.manager.core.batches.join(self.counts_as(), MOST).ok_or_else(too_many)?;
         match timeout_at(self.begin().into(), turn).await {
             Ok(Some(turn)) => Ok(Some(turn)),
             _ => Err(too_many()),
@@ -51,33 +51,34 @@ impl RequestLocks {
     ) -> Result<Vec<(LockKey, Result<T>)>> {
         self.check_may_lock()?;
         self.check_one_version(keys.len())?;
-        let (granting, until) = (&self.manager.parts.granting, self.begin());
-        let looked = granting.look_at_each(&keys, self.aid().as_ref(), mode, until).await?;
-        let mut room = match self.aid() {
-            Some(aid) => granting.room(&aid, self.begin()).await?,
+        let (granting, until) = (&self.manager.core.granting, self.begin());
+        let available =
+            granting.availability_of_each(&keys, self.aid().as_ref(), mode, until).await?;
+        let mut left = match self.aid() {
+            Some(aid) => granting.locks_left(&aid, self.begin()).await?,
             None => usize::MAX,
         };
-        let (mut outcomes, mut mine, mut free) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, looked) in keys.into_iter().zip(looked) {
-            match looked {
-                Looked::Mine => mine.push(key),
-                Looked::Free => free.push(key),
-                Looked::Refused(error) => outcomes.push((key, Err(error))),
+        let (mut outcomes, mut own, mut free) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, available) in keys.into_iter().zip(available) {
+            match available {
+                Availability::Own => own.push(key),
+                Availability::Free => free.push(key),
+                Availability::Refused(error) => outcomes.push((key, Err(error))),
             }
         }
         let take = async |key: LockKey| (key.clone(), take(key).await);
-        let confirmed = stream::iter(mine).map(&take).buffered(AT_ONCE);
+        let confirmed = stream::iter(own).map(&take).buffered(AT_ONCE);
         outcomes.extend(confirmed.collect::<Vec<_>>().await);
         let (mut free, mut is_overloaded) = (free.into_iter().peekable(), false);
-        while room > 0 && free.peek().is_some() {
+        while left > 0 && free.peek().is_some() {
             // No more at once than there is room for, so that no lock is granted only to be given back.
-            let these: Vec<_> = free.by_ref().take(room.min(AT_ONCE)).collect();
+            let these: Vec<_> = free.by_ref().take(left.min(AT_ONCE)).collect();
             let claimed: Vec<_> = stream::iter(these).map(&take).buffered(AT_ONCE).collect().await;
             for (_, outcome) in &claimed {
                 match outcome {
-                    Ok(_) => room = room.saturating_sub(1),
-                    Err(LockError::TooManyLocks { .. }) => room = 0,
-                    Err(e) if e.is_overload() => (room, is_overloaded) = (0, true),
+                    Ok(_) => left = left.saturating_sub(1),
+                    Err(LockError::TooManyLocks { .. }) => left = 0,
+                    Err(e) if e.is_overload() => (left, is_overloaded) = (0, true),
                     Err(_) => {}
                 }
             }

@@ -34,7 +34,7 @@ impl RequestLocks {
         })?;
         let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
         let key = self.key_of::<T>(request, param.parse().map_err(not_an_id)?)?;
-        if self.manager.parts.collections.is_registered(key.collection()) {
+        if self.manager.core.collections.is_registered(key.collection()) {
             return Ok(key);
         }
         Err(misconfigured(format!(

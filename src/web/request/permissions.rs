@@ -31,7 +31,7 @@ impl RequestLocks {
     }
 
     pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {
-        self.manager.parts.may_take_over(&self.actor(), lock)
+        self.manager.core.may_take_over(&self.actor(), lock)
     }
 
     /// True if a policy decides about locks in the routes of the application.
@@ -79,10 +79,10 @@ impl RequestLocks {
         let Some(aid) = self.aid().filter(|_| self.has_policy() && !self.headers.is_idle) else {
             return;
         };
-        if !self.manager.parts.granting.is_to_be_asked(&aid) {
+        if !self.manager.core.granting.is_to_be_asked(&aid) {
             return;
         }
-        let held = self.manager.parts.reads.list_known(Some(&aid), self.begin()).await;
+        let held = self.manager.core.reads.list_known(Some(&aid), self.begin()).await;
         let keys: Vec<_> = held.into_iter().flatten().map(|lock| lock.key).collect();
         if !keys.is_empty() {
             // The log tells of a policy that fails. The locks stay then, and it is asked again.

@@ -21,8 +21,7 @@ impl RequestLocks {
 
     /// The person, or a visitor under the name of all visitors.
     pub(in crate::web) fn actor(&self) -> Actor {
-        self.person()
-            .unwrap_or_else(|| Actor::new(self.manager.parts.settings.holder.label.clone()))
+        self.person().unwrap_or_else(|| Actor::new(self.manager.core.settings.holder.label.clone()))
     }
 
     /// The person for whom the limits for each person count this request.

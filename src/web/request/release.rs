@@ -10,38 +10,38 @@ use crate::{
     key::LockKey,
     lock::{Lock, LockToken, Mode, PageId, TabId},
     store::{Acquisition, Released},
-    web::request::{Got, Mine, RequestLocks},
+    web::request::{Got, OwnLock, RequestLocks},
 };
 
 impl RequestLocks {
     /// Releases this acquisition, even if other requests were told that the session holds it.
-    pub(in crate::web) async fn release(&self, mine: &Mine, until: Instant) -> Result<Released> {
-        let released = self.manager.parts.granting.release_by(&mine.held, until).await?;
-        if let Some(grant) = mine.grant.take() {
+    pub(in crate::web) async fn release(&self, own: &OwnLock, until: Instant) -> Result<Released> {
+        let released = self.manager.core.granting.release_by(&own.held, until).await?;
+        if let Some(grant) = own.grant.take() {
             grant.forget();
         }
-        self.forget(mine.held.token);
+        self.forget(own.held.token);
         Ok(released)
     }
 
     /// Notes that the session itself has released this lock.
     pub(in crate::web) fn has_released(&self, held: &Acquisition, released: Released) {
         if released == Released::Released {
-            self.manager.parts.causes.was_released(held);
+            self.manager.core.causes.was_released(held);
         }
     }
 
     /// As `release`, but a release that fails goes on in the background: the document is already `done`.
-    pub(in crate::web) async fn let_go(&self, mine: &Mine, done: &str) {
-        match self.release(mine, self.begin()).await {
-            Ok(released) => self.has_released(&mine.held, released),
+    pub(in crate::web) async fn let_go(&self, own: &OwnLock, done: &str) {
+        match self.release(own, self.begin()).await {
+            Ok(released) => self.has_released(&own.held, released),
             Err(e) => {
                 log::warn!(
                     target: "actix_doclock::web",
-                    "{:?} is {done}, but its lock is not released yet: {e}", mine.held.key,
+                    "{:?} is {done}, but its lock is not released yet: {e}", own.held.key,
                 );
-                self.forget(mine.held.token);
-                self.manager.parts.granting.release_in_background(mine.held.clone());
+                self.forget(own.held.token);
+                self.manager.core.granting.release_in_background(own.held.clone());
             }
         }
     }
@@ -56,9 +56,9 @@ impl RequestLocks {
                 Err(LockError::StaleToken { key: key.clone() })
             }
             Some(lock) => {
-                let mine = Mine::new(lock, Got::Confirmed)?;
-                let released = self.release(&mine, until).await?;
-                self.has_released(&mine.held, released);
+                let own = OwnLock::new(lock, Got::Confirmed)?;
+                let released = self.release(&own, until).await?;
+                self.has_released(&own.held, released);
                 Ok(released)
             }
         }
@@ -71,7 +71,7 @@ impl RequestLocks {
         for collection in collections {
             for lock in self.own_in(collection, self.begin()).await? {
                 if forbidden.contains(&lock.key) {
-                    self.release(&Mine::new(lock, Got::Confirmed)?, self.begin()).await?;
+                    self.release(&OwnLock::new(lock, Got::Confirmed)?, self.begin()).await?;
                 }
             }
         }
@@ -89,15 +89,15 @@ impl RequestLocks {
         grace: Duration,
     ) -> Result<()> {
         let Some(aid) = self.aid() else { return Ok(()) };
-        let (parts, until) = (&self.manager.parts, self.begin());
-        parts.sessions.end_page(&aid, page, until).await?;
+        let (core, until) = (&self.manager.core, self.begin());
+        core.sessions.end_page(&aid, page, until).await?;
         let own = self.own_in(key.collection(), until).await?;
         let is_of_tab = |lock: &Lock| {
             lock.key == *key && lock.mode == Mode::Exclusive && tab.is_some() && lock.tab == tab
         };
         if let Some(lock) = own.into_iter().find(is_of_tab) {
-            let mine = Mine::new(lock, Got::Confirmed)?;
-            parts.granting.release_in(&mine.held, Some(page), grace, until).await?;
+            let own = OwnLock::new(lock, Got::Confirmed)?;
+            core.granting.release_in(&own.held, Some(page), grace, until).await?;
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl RequestLocks {
     /// The locks of this session in the collection. Nobody learns from the time of the answer about the locks of others.
     async fn own_in(&self, collection: &str, until: Instant) -> Result<Vec<Lock>> {
         match self.aid() {
-            Some(aid) => self.manager.parts.reads.list_in(collection, &aid, until).await,
+            Some(aid) => self.manager.core.reads.list_in(collection, &aid, until).await,
             None => Ok(Vec::new()),
         }
     }

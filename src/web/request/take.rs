@@ -12,8 +12,8 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Acquired, Wait, Wanted, can_be_taken_over, watch::ends::came},
     web::{
-        problem::SERVED,
-        request::{Document, Elsewhere, Got, Mine, RequestLocks, Terms},
+        problem::CURRENT_REQUEST,
+        request::{Document, Elsewhere, Got, OwnLock, RequestLocks, Terms},
     },
 };
 
@@ -32,10 +32,10 @@ impl RequestLocks {
         &self,
         key: &LockKey,
         how: Terms<'_>,
-        work: impl AsyncFn(&Mine, Instant) -> Result<T>,
-    ) -> Result<(Mine, T)> {
+        work: impl AsyncFn(&OwnLock, Instant) -> Result<T>,
+    ) -> Result<(OwnLock, T)> {
         // The log names this document.
-        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
+        let _ = CURRENT_REQUEST.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         let mut acquired = self.acquire_or_refuse(key, how, work).await;
         self.describe_each(acquired.as_mut().err()).await;
         acquired
@@ -45,16 +45,16 @@ impl RequestLocks {
         &self,
         key: &LockKey,
         how: Terms<'_>,
-        work: impl AsyncFn(&Mine, Instant) -> Result<T>,
-    ) -> Result<(Mine, T)> {
+        work: impl AsyncFn(&OwnLock, Instant) -> Result<T>,
+    ) -> Result<(OwnLock, T)> {
         self.check_may_lock()?;
         let mut upgrades = None;
         if !how.offered.is_empty() && how.elsewhere != Elsewhere::TakeOver {
             let until = self.begin();
             match self.confirm(key, how, until).await {
-                Ok(mine) => {
-                    let worked = work(&mine, until).await;
-                    return self.keep_if_it_worked(mine, worked, until).await;
+                Ok(own) => {
+                    let worked = work(&own, until).await;
+                    return self.keep_if_it_worked(own, worked, until).await;
                 }
                 Err(e) => upgrades = Some(self.upgradable(how.offered, e)?),
             }
@@ -65,12 +65,12 @@ impl RequestLocks {
         if self.has_taken(&wanted) {
             let until = self.begin();
             let confirmed = self.confirm(key, Terms { offered: &[], ..how }, until).await?;
-            let mine = Mine { got: Got::Granted, ..confirmed };
-            let worked = work(&mine, until).await;
-            return self.keep_if_it_worked(mine, worked, until).await;
+            let own = OwnLock { got: Got::Granted, ..confirmed };
+            let worked = work(&own, until).await;
+            return self.keep_if_it_worked(own, worked, until).await;
         }
-        let granting = &self.manager.parts.granting;
-        granting.may_ask(key, &wanted.aid, self.begin()).await?;
+        let granting = &self.manager.core.granting;
+        granting.check_limit_before(key, &wanted.aid, self.begin()).await?;
         if how.document != Document::MayBeMissing
             && !granting.may_exist(key, &wanted.aid, self.begin()).await?
         {
@@ -78,18 +78,18 @@ impl RequestLocks {
             return Err(LockError::NotFound { key: key.clone() });
         }
         if self.names_version() {
-            self.compare(key, &self.manager.parts.reads.load(key, self.begin()).await?)?;
+            self.compare(key, &self.manager.core.reads.load(key, self.begin()).await?)?;
         }
         let began = clock::now();
         loop {
-            let mut mine = self.take(&wanted, how).await?;
+            let mut own = self.take(&wanted, how).await?;
             let until = self.begin();
-            let is_claimed = mine.got != Got::Confirmed;
-            mine.has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
-            let (may_keep, worked) = tokio::join!(self.may_keep(&mine, until), work(&mine, until));
-            match may_keep {
-                Ok(()) => return self.keep_if_it_worked(mine, worked, until).await,
-                Err(refused) => wanted.aid = self.take_again_as(refused, mine, until).await?,
+            let is_claimed = own.got != Got::Confirmed;
+            own.has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
+            let (kept, worked) = tokio::join!(self.check_may_keep(&own, until), work(&own, until));
+            match kept {
+                Ok(()) => return self.keep_if_it_worked(own, worked, until).await,
+                Err(refused) => wanted.aid = self.take_again_as(refused, own, until).await?,
             }
         }
     }
@@ -123,7 +123,7 @@ impl RequestLocks {
             page: self.headers.page,
             mode,
             upgrades,
-            ttl: self.manager.parts.settings.ttl,
+            ttl: self.manager.core.settings.ttl,
         })
     }
 
@@ -134,14 +134,14 @@ impl RequestLocks {
     }
 
     /// Sends one command, if there is no wait.
-    async fn take(&self, wanted: &Wanted, how: Terms<'_>) -> Result<Mine> {
-        let parts = &self.manager.parts;
+    async fn take(&self, wanted: &Wanted, how: Terms<'_>) -> Result<OwnLock> {
+        let core = &self.manager.core;
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.headers.is_idle
             && wanted.upgrades.is_none()
-            && let Some(it) = parts.granting.reenter(wanted, how.loads(), self.begin()).await?
+            && let Some(it) = core.granting.reenter(wanted, how.loads(), self.begin()).await?
         {
-            return Mine::confirmed(it);
+            return OwnLock::confirmed(it);
         }
         let (began, mut has_waited) = (clock::now(), false);
         loop {
@@ -153,7 +153,7 @@ impl RequestLocks {
             // A new deadline, but not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
-                Acquired::Granted(fresh) => return Mine::granted(fresh),
+                Acquired::Granted(fresh) => return OwnLock::granted(fresh),
                 Acquired::Lost(key) => return Err(LockError::StaleToken { key }),
                 // Another request of the session has got the lock during this wait.
                 Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
@@ -171,16 +171,16 @@ impl RequestLocks {
                     if how.elsewhere == Elsewhere::Confirm
                         || !lock.is_of_another_tab(self.headers.tab) =>
                 {
-                    return Mine::new(lock, Got::Joined);
+                    return OwnLock::new(lock, Got::Joined);
                 }
                 Acquired::AlreadyMine(lock) if how.elsewhere == Elsewhere::TakeOver => lock,
                 Acquired::AlreadyMine(lock) => {
                     return Err(LockError::HeldByOtherTab(Box::new(lock)));
                 }
             };
-            let taken = parts.take_over(&from, wanted, &self.actor(), &self.scope, until).await?;
-            if let Some(fresh) = taken {
-                return Mine::granted(fresh);
+            let granted = core.take_over(&from, wanted, &self.actor(), &self.scope, until).await?;
+            if let Some(fresh) = granted {
+                return OwnLock::granted(fresh);
             }
             // The lock is gone in the meantime, so it may be free now.
         }
@@ -189,11 +189,11 @@ impl RequestLocks {
     /// # Errors
     /// If this session may not take this lock of another session over.
     async fn check_take_over(&self, lock: &Lock, aid: &Aid, until: Instant) -> Result<()> {
-        let granting = &self.manager.parts.granting;
+        let granting = &self.manager.core.granting;
         if !self.may_take_over(lock) {
             return Err(LockError::TakeOverRefused { key: lock.key.clone() });
         }
-        match granting.room(aid, until).await? {
+        match granting.locks_left(aid, until).await? {
             // Otherwise nobody would have the lock in the end.
             0 => Err(granting.too_many_locks()),
             _ => Ok(()),
@@ -205,14 +205,14 @@ impl RequestLocks {
     /// # Errors
     /// [`LockError::SessionEnded`], [`LockError::PageLeft`] if they end during the wait.
     async fn acquire_or_wait(&self, wanted: &Wanted, wait: Wait) -> Result<Acquired> {
-        let parts = &self.manager.parts;
-        let acquired = parts.acquire_or_wait(wanted, &wanted.aid, wait, &self.scope);
+        let core = &self.manager.core;
+        let acquired = core.acquire_or_wait(wanted, &wanted.aid, wait, &self.scope);
         if wait == Wait::no() {
             return acquired.await;
         }
         self.has_waited.set(true);
-        let end = parts.end_of(&wanted.aid);
-        let left = wanted.page.map(|page| parts.end_of(&wanted.aid.of_page(page)));
+        let end = core.end_of(&wanted.aid);
+        let left = wanted.page.map(|page| core.end_of(&wanted.aid.of_page(page)));
         tokio::select! {
             biased;
             // A waiter that has left must not take the lock of the page that was loaded instead.
@@ -230,16 +230,16 @@ impl RequestLocks {
     ///
     /// # Errors
     /// If the session has ended or has too many locks, or if the page was left.
-    async fn may_keep(&self, mine: &Mine, until: Instant) -> Result<()> {
-        if mine.got == Got::Confirmed {
+    async fn check_may_keep(&self, own: &OwnLock, until: Instant) -> Result<()> {
+        if own.got == Got::Confirmed {
             return Ok(());
         }
-        let parts = &self.manager.parts;
-        let alive = parts.sessions.refuse_ended(&mine.lock.aid, self.headers.page, until);
-        let is_fresh = mine.got == Got::Granted;
-        let room = parts.granting.may_keep(&mine.lock, is_fresh, until);
-        let (alive, room) = tokio::join!(alive, room);
-        alive.and(room)
+        let core = &self.manager.core;
+        let alive = core.sessions.refuse_ended(&own.lock.aid, self.headers.page, until);
+        let is_fresh = own.got == Got::Granted;
+        let limit = core.granting.check_limit_after(&own.lock, is_fresh, until);
+        let (alive, limit) = tokio::join!(alive, limit);
+        alive.and(limit)
     }
 
     /// Gives back a lock that this request may not keep. Returns the new aid of a session that came back, which may try
@@ -247,25 +247,25 @@ impl RequestLocks {
     ///
     /// # Errors
     /// The refusal, for all others.
-    async fn take_again_as(&self, refused: LockError, mine: Mine, until: Instant) -> Result<Aid> {
+    async fn take_again_as(&self, refused: LockError, own: OwnLock, until: Instant) -> Result<Aid> {
         match &refused {
             // The request that was granted the lock gives it back, or it is an old one.
-            LockError::TooManyLocks { .. } if mine.got == Got::Joined => {}
+            LockError::TooManyLocks { .. } if own.got == Got::Joined => {}
             // Other requests of the session may have been told that they hold this lock, and may not keep it either.
             LockError::SessionEnded { .. } | LockError::TooManyLocks { .. } => {
-                self.release(&mine, until).await?;
+                self.release(&own, until).await?;
             }
             // This request has made the lock one of its page, whose beacon has come before.
-            LockError::PageLeft if mine.got == Got::Joined && mine.lock.mode == Mode::Exclusive => {
-                let granting = &self.manager.parts.granting;
-                granting.release_in(&mine.held, self.headers.page, GRACE, until).await?;
+            LockError::PageLeft if own.got == Got::Joined && own.lock.mode == Mode::Exclusive => {
+                let granting = &self.manager.core.granting;
+                granting.release_in(&own.held, self.headers.page, GRACE, until).await?;
             }
             _ => {}
         }
         if let LockError::SessionEnded { ago } = refused {
             // A token that was logged out stays so.
             if ago > self.news_for() && !self.is_client() {
-                return Ok(self.replace_aid(&mine.lock.aid));
+                return Ok(self.replace_aid(&own.lock.aid));
             }
             self.has_ended.set(true);
         }
@@ -278,7 +278,7 @@ impl RequestLocks {
     /// If the session has ended, or the page has been left.
     pub(in crate::web) async fn aid_for_ask(&self, until: Instant) -> Result<Aid> {
         let (aid, page) = (self.aid_for_lock()?, self.headers.page);
-        match self.manager.parts.sessions.refuse_ended(&aid, page, until).await {
+        match self.manager.core.sessions.refuse_ended(&aid, page, until).await {
             Err(LockError::SessionEnded { ago }) if ago > self.news_for() && !self.is_client() => {
                 Ok(self.replace_aid(&aid))
             }
@@ -298,29 +298,29 @@ impl RequestLocks {
     /// Keeps the lock if the work with it has succeeded.
     async fn keep_if_it_worked<T>(
         &self,
-        mine: Mine,
+        own: OwnLock,
         worked: Result<T>,
         until: Instant,
-    ) -> Result<(Mine, T)> {
-        let granting = &self.manager.parts.granting;
+    ) -> Result<(OwnLock, T)> {
+        let granting = &self.manager.core.granting;
         match worked {
             Ok(value) => {
-                self.fresh.borrow_mut().extend(mine.grant.take());
-                self.remember(&mine);
-                if mine.got == Got::Joined {
-                    granting.told(&mine.lock);
+                self.fresh.borrow_mut().extend(own.grant.take());
+                self.remember(&own);
+                if own.got == Got::Joined {
+                    granting.joined(&own.lock);
                 }
-                Ok((mine, value))
+                Ok((own, value))
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
-                    granting.missed(&mine.lock.aid);
+                    granting.missed(&own.lock.aid);
                 }
                 if let LockError::NotFound { .. } | LockError::LoginRequired = e {
                     // There is no document, or nobody is logged in: the lock goes even if an earlier request took it.
-                    self.release(&mine, until).await?;
+                    self.release(&own, until).await?;
                 }
-                // The drop of `mine` gives a new grant back.
+                // The drop of `own` gives a new grant back.
                 Err(e)
             }
         }

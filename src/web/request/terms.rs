@@ -64,7 +64,7 @@ impl Terms<'_> {
 }
 
 /// A lock of this session, as a request has got it.
-pub(in crate::web) struct Mine {
+pub(in crate::web) struct OwnLock {
     pub(in crate::web) lock: Lock,
     pub(in crate::web) held: Acquisition,
     pub(in crate::web) got: Got,
@@ -87,7 +87,7 @@ pub(in crate::web) enum Got {
     Confirmed,
 }
 
-impl Mine {
+impl OwnLock {
     pub(super) fn new(lock: Lock, got: Got) -> Result<Self> {
         // Our own locks have a token, unless somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock).ok_or_else(|| LockError::lost(lock.key.clone()))?;
@@ -96,8 +96,8 @@ impl Mine {
     }
 
     pub(super) fn granted(grant: Provisional) -> Result<Self> {
-        let mine = Self::new(grant.lock.clone(), Got::Granted)?;
-        Ok(Self { grant: Cell::new(Some(grant)), ..mine })
+        let own = Self::new(grant.lock.clone(), Got::Granted)?;
+        Ok(Self { grant: Cell::new(Some(grant)), ..own })
     }
 
     pub(super) fn confirmed(Confirmed { lock, document, .. }: Confirmed) -> Result<Self> {

@@ -20,8 +20,8 @@ impl RequestLocks {
         }
         let keys: Vec<_> = locks.iter().map(|lock| lock.key.clone()).collect();
         let (person, asker) = (self.person(), self.counts_as());
-        let parts = &self.manager.parts;
-        let titles = parts.descriptions_for(person.as_ref(), Some(&asker), &keys).await;
+        let core = &self.manager.core;
+        let titles = core.descriptions_for(person.as_ref(), Some(&asker), &keys).await;
         for lock in locks {
             lock.description = titles.get(&lock.key).cloned().map(Box::new);
         }

@@ -12,7 +12,7 @@ use crate::{
     version::{SharedVersion, Version},
     web::{
         problem::Asker,
-        request::{Mine, RequestLocks},
+        request::{OwnLock, RequestLocks},
     },
 };
 
@@ -66,11 +66,15 @@ impl RequestLocks {
     /// # Errors
     /// [`LockError::StaleCopy`] if it has another one, [`LockError::MalformedVersion`] if the request means several
     /// documents.
-    pub(in crate::web) async fn load(&self, mine: &Mine, until: Instant) -> Result<StoredDocument> {
-        let key = &mine.lock.key;
-        let document = match mine.document.take() {
+    pub(in crate::web) async fn load(
+        &self,
+        own: &OwnLock,
+        until: Instant,
+    ) -> Result<StoredDocument> {
+        let key = &own.lock.key;
+        let document = match own.document.take() {
             Some(document) => document,
-            None => self.manager.parts.reads.load(key, until).await?,
+            None => self.manager.core.reads.load(key, until).await?,
         };
         self.compare(key, &document)?;
         Ok(document)
@@ -98,7 +102,7 @@ impl RequestLocks {
         tokens: &[LockToken],
         shows: &[Version],
     ) -> Option<Version> {
-        let saved = self.manager.parts.causes.saved_under(key, &self.aid()?, tokens)?;
+        let saved = self.manager.core.causes.saved_under(key, &self.aid()?, tokens)?;
         (!shows.contains(&saved)).then_some(saved)
     }
 

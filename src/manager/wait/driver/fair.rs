@@ -25,8 +25,8 @@ use crate::{
         claim::Acquired,
         verbs,
         wait::{
-            driver::{Driver, Needs, Queues},
-            machine::Turn,
+            driver::{Driver, ForWaiters, Queues},
+            machine::TicketAndPlace,
         },
     },
     random::{self, HashMap},
@@ -122,7 +122,7 @@ impl Places {
 
     pub(in crate::manager::wait) fn in_turn(
         &self,
-        (ticket, place): Turn,
+        (ticket, place): TicketAndPlace,
         order: Together,
     ) -> InTurn {
         InTurn { turn: store::Turn { ticket, others: self.waiters(place) }, order }
@@ -184,7 +184,7 @@ impl Queues {
     }
 }
 
-impl<M: Needs> Driver<'_, M> {
+impl<M: ForWaiters> Driver<'_, M> {
     /// One attempt of a waiter that has a ticket. `None` if the lock was not granted.
     pub(in crate::manager::wait) async fn ask_in_turn(
         &self,

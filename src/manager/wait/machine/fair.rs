@@ -7,7 +7,7 @@
 
 use crate::{
     key::LockKey,
-    manager::wait::machine::{Machine, Queue, Tickets, Turn},
+    manager::wait::machine::{Machine, Queue, TicketAndPlace, Tickets},
     store::{Place, Ticket},
 };
 
@@ -38,7 +38,7 @@ impl<H> Machine<H> {
     }
 
     /// The turn of this waiter, if it has a ticket and no waiter of this server is in its way.
-    pub(in crate::manager::wait) fn turn(&mut self, number: u64) -> Option<Turn> {
+    pub(in crate::manager::wait) fn turn(&mut self, number: u64) -> Option<TicketAndPlace> {
         let waiter = self.waiters.get(&number)?;
         let queue = self.queues.get(&waiter.wanted.key)?;
         let ticket = waiter.ticket.filter(|_| queue.is_next(number));

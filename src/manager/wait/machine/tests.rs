@@ -101,7 +101,7 @@ fn exclusive(key: &LockKey) -> Lock {
 /// The waiter is the first, and sleeps. Returns until when.
 fn sleeps(step: Step) -> Option<Instant> {
     match step {
-        Step::Sleep { is_first: true, until } => until,
+        Step::Sleep { is_first: true, wake_at } => wake_at,
         other => panic!("{other:?}"),
     }
 }
@@ -135,7 +135,7 @@ fn a_waiter_that_leaves_before_it_has_asked_passes_the_call_on() {
     assert_eq!(machine.step(first), Step::Ask);
     machine.refused(first, &exclusive(&a)).unwrap();
     assert!(sleeps(machine.step(first)).is_some());
-    assert_eq!(machine.step(second), Step::Sleep { is_first: false, until: None });
+    assert_eq!(machine.step(second), Step::Sleep { is_first: false, wake_at: None });
     machine.freed(&a);
     assert!(machine.holder(&a).is_none(), "nobody is refused for it any more");
     machine.goes(first);
@@ -167,7 +167,7 @@ fn a_handover_is_no_reason_to_ask() {
     // The handover comes before the waiter asks.
     machine.freed(&a);
     let lock = handed(&mut machine, &before);
-    assert_eq!(machine.step(first), Step::Sleep { is_first: true, until: None });
+    assert_eq!(machine.step(first), Step::Sleep { is_first: true, wake_at: None });
     let until = lock.expires_at;
     assert!(!machine.leaves(first, Leaving::Granted(lock.clone()), Instant::now()));
     assert_eq!(sleeps(machine.step(second)), Some(until));
@@ -565,7 +565,7 @@ impl World {
                 assert!(self.machine.was_set(&key, place, Some(Ticket(self.tickets))));
             }
             Step::Renew => {}
-            Step::Sleep { until, .. } => _ = self.asleep.insert(number, until),
+            Step::Sleep { wake_at, .. } => _ = self.asleep.insert(number, wake_at),
             Step::Refuse(_) if self.random.bool() => self.machine.goes_on(number),
             Step::Refuse(_) => self.leaves(number, Leaving::Gone),
         }

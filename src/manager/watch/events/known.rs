@@ -14,7 +14,7 @@ use crate::{
     event::LockEvent,
     key::LockKey,
     lock::{Ask, Lock, Mode},
-    manager::Parts,
+    manager::Core,
     random::HashMap,
     store::Query,
 };
@@ -30,15 +30,15 @@ const RESYNC: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 
 /// The result of listing all locks.
-pub(in crate::manager) enum Looked {
+pub(in crate::manager) enum Listing {
     /// All changes since the last list were told.
-    AndTold,
+    Compared,
     /// There was no earlier list to compare with, or there are too many locks.
     Anew,
 }
 
 /// The locks of a collection as the subscribers know them, each with the time when it was seen first.
-pub(in crate::manager) struct Known {
+pub(in crate::manager) struct KnownLocks {
     /// When the subscribers were last asked to list the locks.
     asked: Option<Instant>,
     pub(in crate::manager) collection: &'static str,
@@ -47,7 +47,7 @@ pub(in crate::manager) struct Known {
     is_complete: bool,
 }
 
-impl Known {
+impl KnownLocks {
     pub(in crate::manager) fn new(collection: &'static str) -> Self {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
@@ -59,13 +59,13 @@ impl Known {
     }
 
     /// Reads these documents by one read, and reports the changes.
-    pub(in crate::manager) async fn look_at(
+    pub(in crate::manager) async fn read(
         &mut self,
-        parts: &Parts,
+        core: &Core,
         keys: BTreeSet<LockKey>,
     ) -> Result<()> {
         let asked = keys.iter().cloned().collect();
-        let listed = parts.reads.locks_on(self.collection, asked, parts.verbs.until()).await?;
+        let listed = core.reads.locks_on(self.collection, asked, core.verbs.until()).await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
@@ -73,16 +73,16 @@ impl Known {
             && self.asked.is_none_or(|at| clock::since(at) >= RESYNC)
         {
             self.asked = Some(clock::now());
-            parts.events.tell(LockEvent::Resync);
+            core.events.tell(LockEvent::Resync);
         }
         let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
-        self.are_now(parts, now.map(|(locks, key)| (key, locks)).collect()).await;
+        self.are_now(core, now.map(|(locks, key)| (key, locks)).collect()).await;
         Ok(())
     }
 
-    pub(in crate::manager) async fn look_at_all(&mut self, parts: &Parts) -> Result<Looked> {
+    pub(in crate::manager) async fn list(&mut self, core: &Core) -> Result<Listing> {
         let args = (self.collection, MOST);
-        let listed = parts.verbs.ask("list", args, |store, (collection, most), until| {
+        let listed = core.verbs.ask("list", args, |store, (collection, most), until| {
             store.locks(collection, Query::All, *most, until)
         });
         let mut now = by_document(listed.await?);
@@ -92,16 +92,16 @@ impl Known {
             let at = clock::now();
             let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
             self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
-            return Ok(Looked::Anew);
+            return Ok(Listing::Anew);
         }
         let keys: BTreeSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
         let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
-        self.are_now(parts, now.map(|(locks, key)| (key, locks)).collect()).await;
-        Ok(Looked::AndTold)
+        self.are_now(core, now.map(|(locks, key)| (key, locks)).collect()).await;
+        Ok(Listing::Compared)
     }
 
     /// Tells how the locks on these documents differ from before.
-    async fn are_now(&mut self, parts: &Parts, now: Vec<(LockKey, Vec<Lock>)>) {
+    async fn are_now(&mut self, core: &Core, now: Vec<(LockKey, Vec<Lock>)>) {
         let mut gone = Vec::new();
         for (key, locks) in &now {
             if let Some(known) = self.locks.get_mut(key) {
@@ -111,9 +111,9 @@ impl Known {
             }
         }
         for some in gone.chunks(AT_ONCE) {
-            let asked = some.iter().map(|(lock, seen)| why_gone(parts, lock.clone(), *seen));
+            let asked = some.iter().map(|(lock, seen)| why_gone(core, lock.clone(), *seen));
             for event in join_all(asked).await {
-                parts.events.tell(event);
+                core.events.tell(event);
             }
         }
         let at = clock::now();
@@ -122,12 +122,12 @@ impl Known {
             for lock in locks {
                 match known.iter_mut().find(|(old, _)| is_same(old, &lock)) {
                     Some((old, _)) => {
-                        tell_asks(parts, &old.asks, &lock);
+                        tell_asks(core, &old.asks, &lock);
                         *old = lock;
                     }
                     None => {
-                        parts.events.tell(LockEvent::Acquired(lock.clone()));
-                        tell_asks(parts, &[], &lock);
+                        core.events.tell(LockEvent::Acquired(lock.clone()));
+                        tell_asks(core, &[], &lock);
                         known.push((lock, at));
                     }
                 }
@@ -140,14 +140,14 @@ impl Known {
 }
 
 /// Tells which asks and answers are new.
-fn tell_asks(parts: &Parts, old: &[Ask], new: &Lock) {
+fn tell_asks(core: &Core, old: &[Ask], new: &Lock) {
     for ask in &new.asks {
         let before = old.iter().find(|it| it.id == ask.id);
         if before.is_none() {
-            parts.events.tell(LockEvent::Asked(new.clone(), ask.clone()));
+            core.events.tell(LockEvent::Asked(new.clone(), ask.clone()));
         }
         if ask.answer.is_some() && before.is_none_or(|it| it.answer != ask.answer) {
-            parts.events.tell(LockEvent::Answered(new.clone(), ask.clone()));
+            core.events.tell(LockEvent::Answered(new.clone(), ask.clone()));
         }
     }
 }
@@ -165,12 +165,12 @@ fn is_same(old: &Lock, new: &Lock) -> bool {
     old.token == new.token && (old.token.is_some() || old.since == new.since)
 }
 
-async fn why_gone(parts: &Parts, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = lock.token.and_then(|token| parts.causes.taken_by(&lock.key, token)) {
-        return LockEvent::Broken(lock, taken);
+async fn why_gone(core: &Core, lock: Lock, seen: Instant) -> LockEvent {
+    if let Some(taken_by) = lock.token.and_then(|token| core.causes.taken_by(&lock.key, token)) {
+        return LockEvent::Broken(lock, taken_by);
     }
     // The end of a session is recorded before its locks are removed.
-    match parts.sessions.last_end(&lock.aid, parts.verbs.until()).await {
+    match core.sessions.last_end(&lock.aid, core.verbs.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)

@@ -15,12 +15,12 @@ use uuid::Uuid;
 use crate::{
     key::LockKey,
     lock::Aid,
-    store::mongo::{Call, codec::is, error::Result, send::Write},
+    store::mongo::{LockCollection, codec::is, error::Result, send::Write},
 };
 
 const LOOK: &str = "look";
 
-impl Call<'_> {
+impl LockCollection<'_> {
     // update, with an upsert for each trace → created; or found, and left as it is. This happens before the
     // replacement: if the process dies in between, the reaper finds both the trace and the expired lock.
     pub(in crate::store::mongo) async fn leave_to_reaper(

@@ -159,8 +159,8 @@ impl Ends<'_> {
 
     /// True if the holder still has its lock: the server that wrote the note died first.
     async fn still_has(&self, takeover: &Takeover) -> Result<bool> {
-        let call = self.call(takeover.key.collection())?;
-        let locks = call.locks(Query::On(slice::from_ref(&takeover.key)), 1).await?;
+        let collection = self.prepared(takeover.key.collection())?;
+        let locks = collection.locks(Query::On(slice::from_ref(&takeover.key)), 1).await?;
         Ok(locks.iter().any(|lock| lock.aid == takeover.aid && lock.token == takeover.token))
     }
 

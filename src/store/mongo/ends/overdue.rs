@@ -88,7 +88,7 @@ impl Ends<'_> {
             } },
         ];
         for collection in self.collections {
-            let at = self.call(collection)?;
+            let at = self.prepared(collection)?;
             let ttl = at.rules.ttl;
             for part in [
                 overdue_by_ts(collection, ttl, most),
@@ -105,7 +105,7 @@ impl Ends<'_> {
         for row in rows(found).await? {
             match row.get_str("records") {
                 Ok(collection) => {
-                    let fetched = self.call(collection)?.fetched(&row, asked);
+                    let fetched = self.prepared(collection)?.fetched(&row, asked);
                     fetched.into_iter().for_each(|it| overdue.add_record(it));
                 }
                 Err(_) => overdue.add(&row),
@@ -119,7 +119,7 @@ impl Ends<'_> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut overdue = Overdue { limit: usize::MAX, ..Overdue::default() };
         for collection in self.collections {
-            let at = self.call(collection)?;
+            let at = self.prepared(collection)?;
             for query in [overdue_by_ts, overdue_by_due] {
                 let (asked, stages) = (Instant::now(), query(collection, at.rules.ttl, most));
                 let found = at.primary.aggregate(stages).max_time(self.until.read_limit());

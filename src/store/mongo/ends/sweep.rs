@@ -51,7 +51,7 @@ impl Ends<'_> {
                 record.forget_places(moment.now);
                 Decided::promise(())
             };
-            self.call(collection)?.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await?;
+            self.prepared(collection)?.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await?;
         }
         if found.expired.is_empty() && found.unfinished.is_empty() {
             return Ok(swept);
@@ -79,7 +79,7 @@ impl Ends<'_> {
     async fn active(&self, aids: &[Aid]) -> Result<BTreeSet<Aid>> {
         let mut active = BTreeSet::new();
         for collection in self.collections {
-            let at = self.call(collection)?;
+            let at = self.prepared(collection)?;
             // The command `distinct` would not do: up to MongoDB 6 it does not know `$$NOW`.
             let found = at.primary.aggregate(vec![
                 doc! { "$match": and_live(exclusive_of(aids), at.rules.ttl) },
@@ -103,7 +103,7 @@ impl Ends<'_> {
         for (aid, of) in of_sessions {
             let locks: Vec<_> = of.iter().filter(|it| it.idle).filter_map(Expired::named).collect();
             if let Some(first) = locks.first() {
-                let ttl = millis(self.call(first.key.collection())?.rules.ttl);
+                let ttl = millis(self.prepared(first.key.collection())?.rules.ttl);
                 let names = Names { locks, ..Names::default() };
                 notes.push(doc! { "q": by_aid(aid), "u": note(&names, ttl), "upsert": true });
             }
@@ -121,7 +121,7 @@ impl Ends<'_> {
         }
         for (collection, (ids, tokens, shared)) in records {
             let grants = Grants::Expired { ids, tokens };
-            self.call(collection)?.remove_many(&grants, shared).await?;
+            self.prepared(collection)?.remove_many(&grants, shared).await?;
         }
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Ends<'_> {
     async fn expired_of(&self, aids: &[Aid]) -> Result<Option<(BTreeMap<Aid, Names>, bool)>> {
         let (mut all, mut shared) = (BTreeMap::<_, Names>::new(), false);
         for collection in self.collections {
-            let at = self.call(collection)?;
+            let at = self.prepared(collection)?;
             let mut exclusive = exclusive_of(aids);
             exclusive.insert("$expr", doc! { "$not": [is_live(at.rules.ttl)] });
             let filter = doc! { "$or": [exclusive, shared_of(aids)] };

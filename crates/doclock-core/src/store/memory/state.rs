@@ -111,18 +111,18 @@ impl State {
 
     /// The live locks of the collection, document by document.
     pub(super) fn live_in<'a>(
-        &'a mut self,
+        &'a self,
         collection: &'a str,
         aids: Option<&'a [Aid]>,
         now: Duration,
-    ) -> impl Iterator<Item = (&'a LockKey, Vec<&'a mut Grant>)> {
+    ) -> impl Iterator<Item = (&'a LockKey, Vec<&'a Grant>)> {
         let of_collection =
-            self.locks.iter_mut().filter(move |(key, _)| key.collection() == collection);
+            self.locks.iter().filter(move |(key, _)| key.collection() == collection);
         of_collection.filter_map(move |(key, record)| {
-            let is_listed = |grant: &&mut Grant| {
+            let is_listed = |grant: &&Grant| {
                 grant.is_live(now) && aids.is_none_or(|aids| aids.contains(&grant.aid))
             };
-            let live: Vec<_> = record.grants.iter_mut().filter(is_listed).collect();
+            let live: Vec<_> = record.grants.iter().filter(is_listed).collect();
             (!live.is_empty()).then_some((key, live))
         })
     }
