@@ -134,7 +134,9 @@ impl Ends<'_> {
             .chain(idle.iter().map(|(aid, of)| (aid, found(of))));
         let updates: Vec<_> = claims
             .map(|(aid, found)| {
-                doc! { "q": by_aid(aid), "u": end::idle(found, self.worker), "upsert": true }
+                // Another worker may have withdrawn an unfinished end meanwhile: it must not come back.
+                let upsert = !found.is_empty();
+                doc! { "q": by_aid(aid), "u": end::idle(found, self.worker), "upsert": upsert }
             })
             .collect();
         self.update_each(updates).await?;
