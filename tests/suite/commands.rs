@@ -121,6 +121,30 @@ async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_comma
     }
 }
 
+/// The end with the names of the locks, then their removal. The locks are read before each: one that was taken meanwhile
+/// must be named before it is removed. Beside the removal, the traces of replaced locks are read.
+#[tokio::test]
+async fn a_logout_is_two_writes_each_after_a_read_of_its_locks() {
+    let (app, commands, _) = on_replica_set().await;
+    for locks in 0..3 {
+        let aid = Aid::new();
+        for n in 0..locks {
+            app.granted(&key(&format!("{n}")), &aid).await;
+        }
+        commands.take();
+        app.locks.end_session(&aid).await.unwrap();
+        let mut sent = commands.take();
+        assert_eq!(sent[..3], ["find", "findAndModify", "find"]);
+        // The end is settled after the answer.
+        while sent.len() < 6 {
+            sleep(Duration::from_millis(1)).await;
+            sent.extend(commands.take());
+        }
+        sent[3..].sort();
+        assert_eq!(sent[3..], ["aggregate", "delete", "update"], "{locks} locks");
+    }
+}
+
 /// The holder's release does not wait behind a write of each refused claim.
 #[tokio::test]
 async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {

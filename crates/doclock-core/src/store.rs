@@ -29,6 +29,8 @@ use crate::{
 
 mod answer;
 mod claim;
+#[doc(hidden)]
+pub mod end_state;
 mod fair;
 #[doc(hidden)]
 pub mod lock_rules;

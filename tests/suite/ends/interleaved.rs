@@ -196,6 +196,39 @@ async fn a_logout_during_a_takeover_leaves_one_end_with_all_locks_whether_it_is_
     }
 }
 
+/// A server began the end of an idle session and died, and the session has no expired lock any more.
+#[tokio::test]
+async fn an_end_that_two_sweeps_withdraw_at_once_is_no_end() {
+    for commands in 0.. {
+        let (faulty, alice) = (Faulty::new().await, Aid::new());
+        let ended: Collection<Document> = faulty.database.collection("doclock.ended");
+        let begun = doc! {
+            "_id": alice.as_str(), "ts": DateTime::now(), "reason": "expired", "silent": true,
+            "event": Uuid::new_v4().to_string(), "step": "release",
+            "by": Uuid::new_v4().to_string(), "lease": DateTime::from_millis(0),
+        };
+        ended.insert_one(begun).await.unwrap();
+        faulty.proxy.hold_any_request(commands);
+        let first = sweep(faulty.app.clone(), alice.clone());
+        while faulty.proxy.fired() == 0 && !first.is_finished() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        if first.is_finished() {
+            assert!(commands >= 4, "it has more commands than that");
+            return;
+        }
+        let_leases_pass(&faulty.database).await;
+        faulty.other.locks.sweep().await.unwrap();
+        faulty.proxy.let_go();
+        first.await.unwrap().unwrap();
+        let_leases_pass(&faulty.database).await;
+        faulty.other.locks.sweep().await.unwrap();
+        let left = ended.find_one(doc! {}).await.unwrap();
+        assert_eq!(left, None, "before command {commands}");
+        assert_eq!(faulty.other.store.last_end(&alice).await.unwrap(), None);
+    }
+}
+
 /// The server that has ended the session may not have given its news free yet, and wakes only its own listeners.
 async fn nothing_waits_to_be_told_to(listening: &App, database: &Database) {
     let ended: Collection<Document> = database.collection("doclock.ended");

@@ -18,7 +18,6 @@ mod documents;
 mod ends;
 mod freeze;
 mod locks;
-mod news;
 mod save;
 mod servers;
 mod sessions;
@@ -26,6 +25,7 @@ mod sessions;
 mod simulated;
 mod state;
 mod sweep;
+mod takeovers;
 
 /// A store inside this process: for tests of handlers, for trying the crate out, and as the reference
 /// for the behaviour of every store. Its content is lost when the process ends.

@@ -8,19 +8,14 @@ use std::{
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
-    key::{LockId, LockKey},
-    lock::{Aid, LockToken, Mode},
-    store::{
-        lock_rules::Grant,
-        mongo::{
-            codec::{aid_in, is, millis},
-            ends::{Ends, Held, former::traces},
-            error::Result,
-            filters::{is_live, nothing_held},
-            lock_record::lease,
-            read::{Fetched, all_fields},
-            send::{Timing, rows},
-        },
+    lock::Aid,
+    store::mongo::{
+        codec::{aid_in, is, millis},
+        ends::{Ends, end, names::Expired, takeover, trace},
+        error::Result,
+        filters::{is_live, nothing_held},
+        read::{Fetched, all_fields},
+        send::{Timing, rows},
     },
 };
 
@@ -40,34 +35,6 @@ pub(super) struct Overdue {
     pub(super) next: Option<Duration>,
 }
 
-/// An expired grant.
-pub(super) struct Expired {
-    pub(super) collection: String,
-    pub(super) id: Bson,
-    pub(super) token: String,
-    /// Names the grant and its last renewal.
-    pub(super) lease: String,
-    pub(super) shared: bool,
-    /// False if the grant expired because of its `max_hold`.
-    pub(super) idle: bool,
-    /// Another session has replaced the lock, and left this trace of the grant.
-    pub(super) trace: Option<Bson>,
-}
-
-impl Expired {
-    fn key(&self) -> Option<LockKey> {
-        LockKey::new(self.collection.as_str(), LockId::from_bson(&self.id)?).ok()
-    }
-
-    pub(super) fn named(&self) -> Option<Held> {
-        Some(Held { key: self.key()?, lease: Some(self.lease.clone()) })
-    }
-
-    pub(super) fn key_and_token(&self) -> Option<(LockKey, LockToken)> {
-        Some((self.key()?, self.token.parse().ok()?))
-    }
-}
-
 impl Ends<'_> {
     /// The first query of a sweep, and the only one if nothing is overdue. It returns everything that may
     /// have to be done, and the time of the next sweep. Each part is an index range.
@@ -75,16 +42,16 @@ impl Ends<'_> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
         let ended = self.store.inner.ended.name();
         let mut stages = vec![
-            doc! { "$match": self.waits_for("release") },
+            doc! { "$match": self.waits_for(end::RELEASE) },
             doc! { "$limit": most },
             doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
             doc! { "$unionWith": { "coll": ended, "pipeline": [
-                { "$match": self.waits_for(doc! { "$in": ["announce", "tell"] }) },
+                { "$match": self.waits_for(doc! { "$in": [end::ANNOUNCE, takeover::TELL] }) },
                 { "$limit": 1 },
                 { "$project": { "_id": 0, "announcement": "$_id" } },
             ] } },
             doc! { "$unionWith": {
-                "coll": ended, "pipeline": traces(ended, self.collections, None, most),
+                "coll": ended, "pipeline": trace::unseen(ended, self.collections, None, most),
             } },
         ];
         for collection in self.collections {
@@ -176,34 +143,6 @@ impl Overdue {
                 self.records += 1;
                 self.expired.entry(grant.aid.clone()).or_default().push(expired);
             }
-        }
-    }
-}
-
-impl Expired {
-    /// `None` for the lock of a foreign program. Its session is not ours to end.
-    fn of_grant(key: &LockKey, grant: &Grant) -> Option<Self> {
-        Some(Self {
-            collection: key.collection().to_owned(),
-            id: key.id().into(),
-            token: grant.token?.to_string(),
-            lease: lease(grant)?,
-            shared: grant.mode == Mode::Shared,
-            idle: !grant.has_reached_max_hold(),
-            trace: None,
-        })
-    }
-
-    /// `row` is the trace, `gone` the grant.
-    pub(super) fn of(collection: String, row: &Document, gone: &Document) -> Self {
-        Self {
-            collection,
-            id: row.get("_id").cloned().unwrap_or(Bson::Null),
-            token: gone.get_str("token").unwrap_or_default().to_owned(),
-            lease: gone.get_str("lease").unwrap_or_default().to_owned(),
-            shared: gone.get_bool("shared").unwrap_or(false),
-            idle: gone.get_bool("idle").unwrap_or(true),
-            trace: row.get("trace").cloned(),
         }
     }
 }

@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mongodb::bson::{Bson, Document as Record, doc};
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
-    ended::EndReason,
     lock::{Aid, Mode},
     store::{
         Swept,
-        lock_rules::{Moment, Record as LockRecord},
+        lock_rules::{Moment, Record},
         mongo::{
             codec::{aid_in, documents, millis},
             ends::{
-                Ends, Held, NAMES_AT_ONCE, Names, by_aid, has_step, is_for_good, is_noted, leases,
-                locks, name, overdue::Expired, released, untold,
+                Ends, NAMES_AT_ONCE,
+                end::{self, by_aid},
+                names::{Expired, Held, Names, with_names},
             },
             error::Result,
             filters::{and_live, exclusive_of, is_live, shared_of},
@@ -47,7 +47,7 @@ impl Ends<'_> {
         let (announcements, next) = (found.announcements, found.next);
         let mut swept = Swept { announcements, next, ..Swept::default() };
         for (collection, ids) in &found.left_over {
-            let tidy_up = |record: &mut LockRecord, moment: Moment| {
+            let tidy_up = |record: &mut Record, moment: Moment| {
                 record.forget_places(moment.now);
                 Decided::promise(())
             };
@@ -105,7 +105,7 @@ impl Ends<'_> {
             if let Some(first) = locks.first() {
                 let ttl = millis(self.prepared(first.key.collection())?.rules.ttl);
                 let names = Names { locks, ..Names::default() };
-                notes.push(doc! { "q": by_aid(aid), "u": note(&names, ttl), "upsert": true });
+                notes.push(doc! { "q": by_aid(aid), "u": end::noted(&names, ttl), "upsert": true });
             }
         }
         self.update_each(notes).await?;
@@ -134,7 +134,9 @@ impl Ends<'_> {
             .chain(idle.iter().map(|(aid, of)| (aid, found(of))));
         let updates: Vec<_> = claims
             .map(|(aid, found)| {
-                doc! { "q": by_aid(aid), "u": [self.claimed_end(found)], "upsert": true }
+                // Another worker may have withdrawn an unfinished end meanwhile: it must not come back.
+                let upsert = !found.is_empty();
+                doc! { "q": by_aid(aid), "u": end::idle(found, self.worker), "upsert": upsert }
             })
             .collect();
         self.update_each(updates).await?;
@@ -143,48 +145,19 @@ impl Ends<'_> {
         self.claimed(&aids).await
     }
 
-    /// The update that claims an end: of a session whose leases `found` have expired, or an end that another worker did not
-    /// finish.
-    fn claimed_end(&self, found: Vec<String>) -> Record {
-        let mut idle = self.begin(EndReason::Expired);
-        idle.insert("silent", true);
-        idle.extend(untold(is_noted()));
-        let again = doc! { "$mergeObjects": [self.go_on(), { "told": true }] };
-        let is_named = doc! { "$and": [
-            { "$setIsSubset": [{ "$literal": found }, leases()] },
-            { "$not": [is_noted()] },
-        ] };
-        doc! { "$replaceWith": { "$switch": {
-            "branches": [
-                { "case": self.someone_else_is_at_it(), "then": "$$ROOT" },
-                { "case": has_step(), "then": self.go_on() },
-                // Ended and announced long ago. The expired lock was acquired in spite of that end.
-                { "case": is_for_good(), "then": again },
-                // Another worker has named all of these leases.
-                { "case": is_named, "then": "$$ROOT" },
-            ],
-            "default": idle,
-        } } }
-    }
-
     /// The ends among these that now belong to this worker.
     async fn claimed(&self, aids: &[Aid]) -> Result<Vec<Claimed>> {
         if aids.is_empty() {
             return Ok(Vec::new());
         }
-        let found = self.store.inner.ended.find(self.mine(aids.iter()));
+        let found = self.store.inner.ended.find(end::releasing(aids.iter(), self.worker));
         let found = rows(found.max_time(self.until.read_limit())).await?;
         let claimed = found.iter().map(|end| Claimed {
             aid: aid_in(end, "_id"),
-            for_good: !end.get_bool("silent").unwrap_or(false),
+            for_good: !end::is_idle(end),
             has_names: documents(end, "locks").next().is_some(),
         });
         Ok(claimed.collect())
-    }
-
-    fn mine<'a>(&self, aids: impl Iterator<Item = &'a Aid>) -> Record {
-        let ids: Vec<_> = aids.map(Aid::as_str).collect();
-        doc! { "_id": { "$in": ids }, "by": self.by(), "step": "release" }
     }
 
     /// The expired locks of these sessions, on record or replaced since; and whether there may be readers among them.
@@ -234,7 +207,7 @@ impl Ends<'_> {
             return Box::pin(self.release_claimed(others, swept)).await;
         };
         let named = names.iter().filter(|(_, names)| !names.locks.is_empty()).map(|(aid, names)| {
-            doc! { "q": { "_id": { "$eq": aid.as_str() }, "by": self.by() }, "u": [name(names)] }
+            doc! { "q": { "_id": { "$eq": aid.as_str() }, "by": self.by() }, "u": [with_names(names)] }
         });
         self.update_each(named.collect()).await?;
         // Goes on with the sessions whose names were stored. After a long stall another worker may have the
@@ -252,11 +225,11 @@ impl Ends<'_> {
         let (ended, withdrawn): (Vec<_>, Vec<_>) =
             (for_good.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
         if !withdrawn.is_empty() {
-            self.withdraw(self.mine(withdrawn.iter().map(|end| &end.aid))).await?;
+            self.withdraw(self.releasing(&withdrawn)).await?;
         }
         if !ended.is_empty() {
             // These ends are left to the listener.
-            self.write(self.mine(ended.iter().map(|end| &end.aid)), &released()).await?;
+            self.write(self.releasing(&ended), &end::ready()).await?;
         }
         // Idle ends that an earlier sweep has counted are not counted again.
         let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
@@ -269,25 +242,16 @@ impl Ends<'_> {
         Ok(())
     }
 
+    fn releasing(&self, ends: &[&Claimed]) -> Document {
+        end::releasing(ends.iter().map(|end| &end.aid), self.worker)
+    }
+
     // update returns: so many are no ends any more, but keep the leases that an earlier end has named. delete
     // removes the others.
-    async fn withdraw(&self, these: Record) -> Result<()> {
+    async fn withdraw(&self, these: Document) -> Result<()> {
         let mut keep = these.clone();
         keep.insert("leases", doc! { "$type": "array" });
-        let gone = ["step", "by", "lease", "reason", "event", "locks", "more"];
-        self.write(keep, &Write::Update(vec![doc! { "$unset": gone.as_slice() }])).await?;
+        self.write(keep, &end::withdrawn()).await?;
         self.write(these, &Write::Delete).await.map(drop)
     }
-}
-
-/// Remembers for the ttl that these locks expired while their session had others. If the session turns
-/// out to be idle, they were just the first to expire: its requests did not renew all locks at the same
-/// moment. If the session has ended meanwhile, they belong to that end, unless it was announced already.
-fn note(names: &Names, ttl: i64) -> Vec<Record> {
-    let mut noted = doc! { "noted": { "$add": ["$$NOW", ttl] } };
-    let known = doc! { "$or": [has_step(), is_noted()] };
-    noted.insert("locks", doc! { "$cond": [known.clone(), locks(), []] });
-    noted.insert("more", doc! { "$cond": [known, { "$ifNull": ["$more", 0] }, 0] });
-    let noted = doc! { "$mergeObjects": [{ "ts": "$$NOW", "silent": true }, "$$ROOT", noted] };
-    vec![doc! { "$replaceWith": { "$cond": [is_for_good(), "$$ROOT", noted] } }, name(names)]
 }

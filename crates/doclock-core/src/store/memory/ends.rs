@@ -12,7 +12,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, LockToken},
     random::{self, HashMap},
-    store::{LastEnd, Settled},
+    store::{LastEnd, Settled, end_state::EndState},
 };
 
 /// How many expired locks are remembered.
@@ -20,10 +20,12 @@ const MOST_EXPIRED: usize = 10_000;
 /// How long an ended session is remembered.
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// A call of this store removes locks and records their end in one step, so each of the ends is in the state
+/// [`Ready`](EndState::Ready) or [`Told`](EndState::Told).
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
-    /// The expired locks of sessions that still had live locks, and the end of the time for which they count.
+    /// The names in the state [`Noted`](EndState::Noted), and the end of the time for which they count.
     noted: HashMap<Aid, (Names, Duration)>,
     /// The newest acquisitions that a sweep has found expired.
     expired: VecDeque<(LockKey, LockToken)>,
@@ -56,7 +58,7 @@ struct End {
     for_good: bool,
     event: Uuid,
     names: Names,
-    announced: bool,
+    state: EndState,
     /// How many workers have taken the end in order to announce it, and which worker has it until when.
     taken: u32,
     lease: Option<(Uuid, Duration)>,
@@ -71,10 +73,14 @@ impl End {
             for_good,
             event: random::uuid(),
             names: Names::default(),
-            announced: false,
+            state: EndState::Ready,
             taken: 0,
             lease: None,
         }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.state == EndState::Ready
     }
 
     fn is_taken(&self, now: Duration) -> bool {
@@ -95,7 +101,7 @@ impl Ends {
         let (end, named) = match earlier {
             Some(mut end) if end.for_good => {
                 // Locks that the session took after its end. They join the announcement if that is still to come.
-                if !end.announced {
+                if end.is_ready() {
                     end.names.add(names.clone());
                 }
                 (end, names.locks)
@@ -105,7 +111,7 @@ impl Ends {
                 // Locks that the session lost while it was idle, if that was not announced yet.
                 end.names.add(
                     earlier
-                        .filter(|end| !end.announced)
+                        .filter(|end| end.is_ready())
                         .map_or_else(Names::default, |end| end.names),
                 );
                 end.names.add(self.take_noted(aid, now));
@@ -121,13 +127,13 @@ impl Ends {
     /// A page of a session has been left. Nobody is told.
     pub(super) fn page(&mut self, page: &Aid, now: Duration) {
         self.forget_old(now);
-        let end = || End { announced: true, ..End::new(EndReason::LoggedOut, true, now) };
+        let end = || End { state: EndState::Told, ..End::new(EndReason::LoggedOut, true, now) };
         self.of.entry(page.clone()).or_insert_with(end);
     }
 
     /// True if an earlier idle timeout of this session is being announced at the moment.
     pub(super) fn is_being_announced(&self, aid: &Aid, now: Duration) -> bool {
-        self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))
+        self.of.get(aid).is_some_and(|end| end.is_ready() && end.is_taken(now))
     }
 
     /// Remembers for `ttl` that these locks expired while their session had others.
@@ -148,7 +154,7 @@ impl Ends {
         let noted = self.take_noted(aid, now);
         match self.of.get_mut(aid) {
             Some(end) if end.for_good => {}
-            Some(end) if !end.announced => {
+            Some(end) if end.is_ready() => {
                 end.names.add(noted);
                 end.names.add(names);
             }
@@ -177,7 +183,7 @@ impl Ends {
     }
 
     pub(super) fn some_to_announce(&self, now: Duration) -> bool {
-        self.of.values().any(|end| !end.announced && !end.is_taken(now))
+        self.of.values().any(|end| end.is_ready() && !end.is_taken(now))
     }
 
     pub(super) fn take(
@@ -189,7 +195,7 @@ impl Ends {
     ) -> Vec<SessionEnded> {
         let is_mine = |end: &End| end.lease.is_some_and(|(by, _)| by == worker);
         (self.of.iter_mut())
-            .filter(|(_, end)| !end.announced && (is_mine(end) || !end.is_taken(now)))
+            .filter(|(_, end)| end.is_ready() && (is_mine(end) || !end.is_taken(now)))
             .take(limit)
             .map(|(aid, end)| {
                 // A repeated call by the same worker, after a lost answer, does not count.
@@ -223,7 +229,7 @@ impl Ends {
             && event.is_none_or(|event| event == end.event)
             && end.lease.is_some_and(|(by, _)| by == worker)
         {
-            end.announced = true;
+            end.state = EndState::Told;
             end.names = Names::default();
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     store::{
         Acquisition, Change, DEFAULT_TTL, Rules, StoredDocument,
         lock_rules::{Grant, Moment, Record},
-        memory::{changes::Changes, ends::Ends, news::Takeovers},
+        memory::{changes::Changes, ends::Ends, takeovers::Takeovers},
     },
     takeover::Takeover,
 };

@@ -1,5 +1,14 @@
-//! The trace of an expired lock that another session has replaced. From this trace in `doclock.ended`
-//! a reaper learns that the former holder may be idle.
+//! The record of an expired lock that another session has replaced: a trace, from which a reaper learns that the former
+//! holder may be idle.
+//!
+//! ```text
+//! { _id:   "former/<lease>",
+//!   ts:    <Date: when the trace was left>,
+//!   step:  "look",                  // absent when a reaper has looked
+//!   aid:   "<the former holder>",
+//!   c: "<collection>", id: <_id>,   // what was locked
+//!   lease: "<token>/<ms of its last renewal>" }
+//! ```
 //!
 //! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated
 //! replacement does not create it a second time.
@@ -14,8 +23,14 @@ use uuid::Uuid;
 
 use crate::{
     key::LockKey,
-    lock::Aid,
-    store::mongo::{LockCollection, codec::is, error::Result, send::Write},
+    lock::{Aid, LockToken},
+    store::mongo::{
+        LockCollection,
+        codec::{aid_in, is},
+        ends::{Ends, NAMES_AT_ONCE, names::Expired},
+        error::Result,
+        send::{Timing, Write, rows},
+    },
 };
 
 const LOOK: &str = "look";
@@ -30,6 +45,41 @@ impl LockCollection<'_> {
     ) -> Result<()> {
         let traces = former.iter().map(|(aid, lease)| trace(key, aid, lease)).collect();
         self.store.ends(&[], Uuid::nil(), self.until).update_each(traces).await
+    }
+}
+
+impl Ends<'_> {
+    /// The locks of these sessions that other sessions have replaced, and that no sweep has seen. Must be read after the
+    /// records: a lock that was replaced since then has a trace by now.
+    pub(super) async fn replaced(&self, aids: &[Aid]) -> Result<Vec<(Aid, Expired)>> {
+        let ended = &self.store.inner.ended;
+        let stages = unseen(ended.name(), self.collections, Some(aids), NAMES_AT_ONCE as i64);
+        let found = ended.aggregate(stages).max_time(self.until.read_limit());
+        let expired = |row: &Document| {
+            let (gone, collection) =
+                (row.get_document("gone").ok()?, row.get_str("collection").ok()?);
+            Some((aid_in(gone, "aid"), Expired::of(collection.to_owned(), row, gone)))
+        };
+        Ok(rows(found).await?.iter().filter_map(expired).collect())
+    }
+
+    /// Marks these traces as seen: everything that the traces are kept for is now recorded.
+    pub(super) async fn looked_at(&self, traces: &[Bson]) -> Result<()> {
+        if !traces.is_empty() {
+            let seen = Write::Update(vec![doc! { "$unset": "step" }]);
+            self.write(doc! { "_id": { "$in": traces } }, &seen).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Matches the trace, seen or not, of any renewal of this acquisition.
+pub(super) fn of_acquisition(key: &LockKey, aid: &Aid, token: LockToken) -> Document {
+    doc! {
+        "_id": { "$regex": format!("^former/{token}/") },
+        "aid": { "$eq": aid.as_str() },
+        "c": { "$eq": key.collection() },
+        "id": { "$eq": key.id() },
     }
 }
 
@@ -49,7 +99,7 @@ fn trace(key: &LockKey, aid: &Aid, lease: &str) -> Document {
 
 /// The unseen traces of locks in these collections; only of these sessions, if any are given. `ended` is the collection
 /// of the traces and the ends.
-pub(super) fn traces(
+pub(super) fn unseen(
     ended: &str,
     collections: &[&str],
     of: Option<&[Aid]>,
@@ -80,9 +130,4 @@ pub(super) fn traces(
             },
         } },
     ]
-}
-
-/// Marks a trace as seen.
-pub(super) fn seen() -> Write {
-    Write::Update(vec![doc! { "$unset": "step" }])
 }
