@@ -31,7 +31,9 @@ impl Locks {
                 Some(uri) => LockManager::builder(MongoStore::connect(uri, &self.database).await?),
                 None => LockManager::builder(memory.clone()),
             };
-            servers.push(builder.ttl(ttl).build().await?);
+            // A job has time: it waits for a busy database rather than fail.
+            let builder = builder.ttl(ttl).deadline(Duration::from_secs(60));
+            servers.push(builder.build().await?);
         }
         Ok(servers)
     }

@@ -139,6 +139,11 @@ pub(crate) fn by_root() -> TakenBy {
     TakenBy { kind: TakeoverKind::Broken, by: "root".to_owned(), reason: String::new() }
 }
 
+/// A manager of the locks in this database, without a tight deadline.
+pub(crate) fn manager_on(database: &Database) -> LockManagerBuilder {
+    LockManager::builder(MongoStore::new(database)).deadline(NO_DEADLINE)
+}
+
 /// The settings of a server that waits no longer than this for its database.
 pub(crate) fn with_deadline(
     deadline: Duration,

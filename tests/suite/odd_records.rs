@@ -4,8 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use actix_doclock::{
-    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, Lockable, MongoStore, Released,
-    TryAcquire, Wait,
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, Lockable, Released, TryAcquire, Wait,
 };
 use mongodb::{
     Database,
@@ -48,7 +47,7 @@ types! {
 const COLLECTIONS: [&str; 4] = ["plain", "fenced", "fair", "both"];
 
 async fn manager(database: &Database) -> LockManager {
-    let locks = LockManager::builder(MongoStore::new(database)).ttl(TTL).without_reaper();
+    let locks = crate::rig::app::manager_on(database).ttl(TTL).without_reaper();
     let locks = locks.break_policy(|_, _| true).build().await.unwrap();
     locks.register::<Plain>().await.unwrap();
     locks.register::<Fenced>().await.unwrap();
@@ -293,7 +292,7 @@ async fn an_end_with_odd_text_holds_up_no_other_end() {
         TryAcquire::Granted(_)
     ));
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let listening = LockManager::builder(MongoStore::new(&database))
+    let listening = crate::rig::app::manager_on(&database)
         .ttl(TTL)
         .on_session_end(move |end| {
             let told = told.clone();

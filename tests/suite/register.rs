@@ -6,9 +6,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use actix_doclock::store::verbs::*;
-use actix_doclock::{
-    Aid, LockError, LockKey, LockManager, Lockable, MongoStore, StoreErrorKind, store::Saved,
-};
+use actix_doclock::{Aid, LockError, LockKey, Lockable, MongoStore, StoreErrorKind, store::Saved};
 use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -433,7 +431,7 @@ async fn an_unregistered_type_is_misconfigured_and_the_error_says_so() {
         let Err(LockError::Misconfigured(message)) = outcome else { panic!("{outcome:?}") };
         assert!(message.contains("register") && message.contains("invoice"), "{message}");
     }
-    let unregistered = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    let unregistered = crate::rig::app::manager_on(&database).build().await.unwrap();
     assert_eq!(unregistered.renew(&Aid::new()).await.unwrap(), 0);
 }
 

@@ -229,6 +229,16 @@ async fn an_end_that_two_sweeps_withdraw_at_once_is_no_end() {
     }
 }
 
+/// As a server of an earlier version may have left it behind.
+#[tokio::test]
+async fn a_record_without_a_date_and_a_reason_is_no_end() {
+    let database = replica_set().await;
+    let (app, alice) = (App::on(&database).await, Aid::new());
+    let ended: Collection<Document> = database.collection("doclock.ended");
+    ended.insert_one(doc! { "_id": alice.as_str() }).await.unwrap();
+    assert_eq!(app.store.last_end(&alice).await.unwrap(), None);
+}
+
 /// The server that has ended the session may not have given its news free yet, and wakes only its own listeners.
 async fn nothing_waits_to_be_told_to(listening: &App, database: &Database) {
     let ended: Collection<Document> = database.collection("doclock.ended");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    LockManager, LockManagerBuilder, MemoryStore, MongoStore, Wait,
+    LockManager, LockManagerBuilder, MemoryStore, Wait,
     health::{HealthReport, HealthStatus, ReaperState},
     store::Topology,
 };
@@ -192,7 +192,7 @@ async fn a_reaper_that_fails_or_is_stopped_or_switched_off_is_reported() {
 
     let faulty = Faulty::new().await;
     let database = client(&faulty.proxy.uri()).await.database(&fresh_name());
-    let locks = LockManager::builder(MongoStore::new(&database))
+    let locks = crate::rig::app::manager_on(&database)
         .deadline(DEADLINE)
         .reaper_interval(OFTEN)
         .build()

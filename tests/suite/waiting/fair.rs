@@ -198,7 +198,7 @@ async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover()
     const CROWD: usize = 200;
     let server = mongod::patient_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+    let locks = crate::rig::app::manager_on(&database).without_reaper().build();
     let locks = locks.await.unwrap();
     locks.register::<Counter>().await.unwrap();
     let held = locks.acquire(&counter(), Wait::no()).await.unwrap();

@@ -72,7 +72,7 @@ impl Cluster {
     ) -> LockManager {
         let builder = match self {
             Self::Memory(store) => LockManager::builder(store.clone()),
-            Self::Mongo(database) => LockManager::builder(MongoStore::new(database)),
+            Self::Mongo(database) => crate::rig::app::manager_on(database),
         };
         let builder = builder.ttl(TTL).deadline(NO_DEADLINE).without_reaper();
         let locks = settings(builder).build().await.unwrap();

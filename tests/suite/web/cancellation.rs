@@ -10,7 +10,6 @@ use std::{
     task::Context,
 };
 
-use actix_doclock::MongoStore;
 use futures_util::{FutureExt, task::noop_waker_ref};
 use tokio::task::yield_now;
 
@@ -135,7 +134,7 @@ async fn on_mongodb_too_a_request_that_is_dropped_at_any_moment_leaves_no_lock()
     let database = rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    let locks = crate::rig::app::manager_on(&database).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;

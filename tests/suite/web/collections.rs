@@ -163,7 +163,7 @@ async fn a_pattern_covers_no_collection_of_this_crate() {
     let store = MongoStore::new(&database);
     let locks = LockManager::builder(store).build().await.unwrap();
     locks.register::<actix_doclock::Named>().await.unwrap();
-    let other = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    let other = crate::rig::app::manager_on(&database).build().await.unwrap();
     other.register_matching::<Note>("*").await.unwrap();
     assert!(other.health().collections.is_empty(), "{:?}", other.health().collections);
     for ours in ["doclock.ended", "doclock.named", "acme_note.lock"] {

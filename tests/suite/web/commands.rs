@@ -1,7 +1,5 @@
 //! The cost of a request in database commands, measured by the driver's own events.
 
-use actix_doclock::MongoStore;
-
 use super::*;
 use crate::rig;
 
@@ -11,7 +9,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    let locks = crate::rig::app::manager_on(&database).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     commands.take();
@@ -78,7 +76,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
 async fn a_release_without_a_token_costs_the_same_whatever_others_hold() {
     let server = rig::mongod::patient_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = crate::rig::app::manager_on(&database).without_reaper();
     let locks = locks.build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
@@ -98,7 +96,7 @@ async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
     let server = rig::mongod::patient_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let notes = database.collection::<Note>(Note::COLLECTION);
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = crate::rig::app::manager_on(&database).without_reaper();
     let locks = locks.build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
@@ -132,7 +130,7 @@ async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
     let ttl = Duration::from_secs(600);
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().ttl(ttl);
+    let locks = crate::rig::app::manager_on(&database).without_reaper().ttl(ttl);
     let locks = locks.build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
@@ -164,7 +162,7 @@ async fn sessions_that_are_due_at_the_same_time_are_renewed_together() {
     let notes = (0..SESSIONS).map(|n| Note { id: n.to_string(), text: "old".to_owned() });
     database.collection::<Note>(Note::COLLECTION).insert_many(notes).await.unwrap();
     let start = async || {
-        let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+        let locks = crate::rig::app::manager_on(&database).without_reaper();
         let locks = locks.ttl(Duration::from_secs(600)).build().await.unwrap();
         locks.register::<Note>().await.unwrap();
         locks
@@ -203,7 +201,7 @@ async fn many_heartbeats_of_a_client_cost_at_most_one_write() {
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = crate::rig::app::manager_on(&database).without_reaper();
     // So long that a third of it does not pass in the meantime.
     let locks = locks.ttl(Duration::from_secs(3_600)).build().await.unwrap();
     locks.register::<Note>().await.unwrap();

@@ -1,6 +1,6 @@
 //! Pages without JavaScript: forms for the lock API, and what a template says of a refusal.
 
-use actix_doclock::{Description, MongoStore};
+use actix_doclock::Description;
 use mongodb::bson::doc;
 
 use super::*;
@@ -148,7 +148,7 @@ async fn on_mongodb_too_a_form_that_is_submitted_twice_is_told_that_it_was_saved
     for id in ["a", "b"] {
         put(&Note { id: id.to_owned(), text: "old".to_owned() }).await;
     }
-    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    let locks = crate::rig::app::manager_on(&database).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     submitted_twice(&locks, put).await;
     assert_eq!(notes.find_one(doc! { "_id": "a" }).await.unwrap().unwrap().text, "done");

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use actix_doclock::{MongoStore, limits::MAX_COLLECTIONS};
+use actix_doclock::limits::MAX_COLLECTIONS;
 use futures_util::{FutureExt, future::join_all};
 use serde_json::json;
 use tokio::{sync::watch, task::yield_now};
@@ -159,8 +159,8 @@ async fn on_mongodb_two_servers_keep_the_limit_one_after_the_other_and_at_once()
             database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();
             let server = async || {
                 let client = rig::client(&uri).await;
-                let store = MongoStore::new(&client.database(database.name()));
-                let locks = LockManager::builder(store).without_reaper().build().await.unwrap();
+                let locks = crate::rig::app::manager_on(&client.database(database.name()));
+                let locks = locks.without_reaper().build().await.unwrap();
                 locks.register::<Note>().await.unwrap();
                 locks
             };
@@ -304,7 +304,7 @@ async fn counted() -> (LockManager, rig::Commands) {
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let notes: Vec<_> = (0..60).map(named).collect();
     database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = crate::rig::app::manager_on(&database).without_reaper();
     let locks = locks.limits(at_most(LIMIT)).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     (locks, commands)

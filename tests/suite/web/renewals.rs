@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 
-use actix_doclock::MongoStore;
 use futures_util::future::{Either, join_all, select};
 
 use super::*;
@@ -34,7 +33,7 @@ async fn a_heartbeat_waits_for_its_own_locks_and_for_no_stuck_lock_of_another_se
     let notes = (0..PEOPLE).map(|n| Note { id: format!("{n}-0"), text: String::new() });
     database.collection::<Note>(Note::COLLECTION).insert_many(notes).await.unwrap();
     let start = async || {
-        let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+        let locks = crate::rig::app::manager_on(&database).without_reaper();
         let locks = locks.ttl(Duration::from_secs(600)).deadline(Duration::from_secs(40));
         let limits = Limits { locks_per_session: 2 * LOCKS, ..Limits::default() };
         let locks = locks.limits(limits).build().await.unwrap();

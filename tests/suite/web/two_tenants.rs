@@ -4,7 +4,7 @@ mod crowds;
 mod one_person;
 
 use actix_doclock::web::Access;
-use actix_doclock::{Aid, Holder, MongoStore};
+use actix_doclock::{Aid, Holder};
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
@@ -182,7 +182,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let run = move || async move {
             let database = rig::client(uri.uri()).await.database(&name);
-            let builder = LockManager::builder(MongoStore::new(&database)).ttl(TTL);
+            let builder = crate::rig::app::manager_on(&database).ttl(TTL);
             let locks = (settings.manager)(builder).build().await.unwrap();
             locks.register::<WorkItem>().await.unwrap();
             let policy = Policy {

@@ -2,7 +2,7 @@
 
 use std::{future::Future, net::TcpListener, time::Instant};
 
-use actix_doclock::{LockGuard, MongoStore, Wait, health::Wakeup};
+use actix_doclock::{LockGuard, Wait, health::Wakeup};
 use actix_web::HttpServer;
 use futures_util::future::join_all;
 use mongodb::bson::doc;
@@ -402,7 +402,7 @@ async fn a_session_gets_at_most_sixteen_places_in_a_fair_queue() {
     let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
     let tickets = database.collection::<Ticket>(Ticket::COLLECTION);
     tickets.insert_one(Ticket { id: "a".to_owned() }).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+    let locks = crate::rig::app::manager_on(&database).without_reaper().build();
     let locks = locks.await.unwrap();
     locks.register::<Ticket>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
@@ -432,7 +432,7 @@ async fn nobody_is_refused_for_a_circle_that_no_longer_exists() {
         database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
     }
     let on = async |database| {
-        let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+        let locks = crate::rig::app::manager_on(&database).without_reaper().build();
         let locks = locks.await.unwrap();
         locks.register::<Note>().await.unwrap();
         locks

@@ -208,7 +208,10 @@ impl Ends<'_> {
     pub(super) async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>> {
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
         let ago = doc! { "$cond": [is("$ts", "date"), { "$subtract": ["$$NOW", "$ts"] }, 0_i64] };
-        let fields = doc! { "reason": 1, "for_good": { "$ne": ["$silent", true] }, "ago": ago };
+        // A record without a date is no end: servers of earlier versions may have left one behind a withdrawn end.
+        let for_good =
+            doc! { "$and": [{ "$ne": ["$silent", true] }, { "$not": [is("$ts", "missing")] }] };
+        let fields = doc! { "reason": 1, "for_good": for_good, "ago": ago };
         let ended = &self.store.inner.ended;
         let found = ended.find(doc! { "_id": { "$in": ids } }).projection(fields);
         let found = rows(found.max_time(self.until.read_limit())).await?;
