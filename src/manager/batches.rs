@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::Shared;
+use futures_util::{FutureExt, future::Shared};
 use parking_lot::Mutex;
 
 use crate::{clock, key::LockKey, random::HashMap};
 
-/// How long after its start a call is remembered.
+/// How long after the start of its call an answer is remembered.
 const REMEMBER: Duration = Duration::from_secs(10);
 /// For how many documents of one person answers are remembered.
 const REMEMBERED: usize = 1_000;
@@ -30,9 +30,17 @@ struct Begun<F: Future> {
 }
 
 impl<T: Clone, F: Future<Output = Option<T>>> Begun<F> {
+    /// The outcome, also if nobody has waited for it. `None` while the call is under way.
+    fn outcome(&self) -> Option<Option<T>> {
+        self.call.clone().now_or_never()
+    }
+
+    /// True if the call is under way, or if its answer is not old.
     fn is_fresh(&self) -> bool {
-        let has_failed = matches!(self.call.peek(), Some(None));
-        !has_failed && clock::since(self.at) < REMEMBER
+        match self.outcome() {
+            None => true,
+            Some(answer) => answer.is_some() && clock::since(self.at) < REMEMBER,
+        }
     }
 }
 
@@ -54,12 +62,13 @@ impl<P: Clone + Eq + Hash, T: Clone, F: Future<Output = Option<T>>> Batches<P, F
             all.retain(|_, known| known.values().any(Begun::is_fresh));
         }
         let known = all.entry(person.clone()).or_default();
-        if known.len() + keys.len() > REMEMBERED {
+        let new = keys.iter().filter(|key| !known.contains_key(key)).count();
+        if known.len() + new > REMEMBERED {
             known.retain(|_, it| it.is_fresh());
         }
-        if known.len() + keys.len() > REMEMBERED {
+        if known.len() + new > REMEMBERED {
             // The answers go, and no call that is under way: no document is in two calls.
-            known.retain(|_, it| it.call.peek().is_none());
+            known.retain(|_, it| it.outcome().is_none());
         }
         let (mut calls, mut unknown) = (Vec::new(), Vec::new());
         for key in keys {
@@ -128,8 +137,14 @@ mod tests {
         ask("alice", &[1, 2]);
         assert_eq!(asked.take(), [2]);
         advance(REMEMBER).await;
+        say.send_replace(Some(false));
         ask("alice", &[1, 2]);
-        assert_eq!(asked.take(), [2]);
+        ask("alice", &[1, 2]);
+        assert_eq!(
+            asked.take(),
+            [2, 2],
+            "the answer is old; and nobody has waited for the failure"
+        );
         assert!(batches.share(&"carol".to_owned(), keys([1]), |_| None).is_empty());
     }
 
@@ -147,13 +162,15 @@ mod tests {
         };
         ask("alice", keys(0..REMEMBERED));
         ask("alice", keys(REMEMBERED..REMEMBERED + 10));
+        advance(2 * REMEMBER).await;
         ask("alice", keys([0]));
         assert_eq!(begun.take(), 2, "all of them are under way");
         say.send_replace(Some(true));
-        for (_, call) in ask("alice", keys(0..REMEMBERED + 10)) {
-            call.await;
-        }
-        ask("alice", keys([0, REMEMBERED + 10]));
+        advance(REMEMBER).await;
+        ask("alice", keys(0..REMEMBERED));
+        ask("alice", keys(0..REMEMBERED));
+        assert_eq!(begun.take(), 1, "the answers to as many as this are remembered");
+        ask("alice", keys([0, REMEMBERED]));
         assert_eq!(begun.take(), 1);
         assert_eq!(batches.of.lock()["alice"].len(), 2, "the answers were forgotten");
         advance(REMEMBER).await;

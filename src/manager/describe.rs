@@ -80,12 +80,12 @@ pub(super) struct Descriptions {
     of_person: Turns<Person>,
     /// For each person, if that makes a difference.
     calls: Batches<Option<Actor>, Call>,
-    warned: Mutex<Warned>,
+    faults: Mutex<Faults>,
 }
 
-/// When the application was last told what is wrong with its function.
+/// When a call last failed, and when a link was last left out.
 #[derive(Default)]
-struct Warned {
+struct Faults {
     failed: Option<Instant>,
     left_links_out: Option<Instant>,
 }
@@ -97,12 +97,12 @@ impl Descriptions {
             turns: Arc::new(Semaphore::new(AT_ONCE)),
             of_person: Turns::default(),
             calls: Batches::of_at_most(MAX_KEYS),
-            warned: Mutex::default(),
+            faults: Mutex::default(),
         })
     }
 
     fn is_paused(&self) -> bool {
-        self.warned.lock().failed.is_some_and(|at| clock::since(at) < PAUSE)
+        self.faults.lock().failed.is_some_and(|at| clock::since(at) < PAUSE)
     }
 
     /// The calls that tell the titles of these documents. Begins those that are missing, each in a task of its own.
@@ -184,7 +184,7 @@ impl Descriptions {
 
     /// True if the latest warning about links is long ago.
     fn may_warn(&self) -> bool {
-        let told = &mut self.warned.lock().left_links_out;
+        let told = &mut self.faults.lock().left_links_out;
         let may = told.is_none_or(|at| clock::since(at) >= PAUSE);
         if may {
             *told = Some(clock::now());
@@ -193,7 +193,7 @@ impl Descriptions {
     }
 
     fn failed(&self, keys: &[LockKey], why: &str, is_outage: bool) {
-        let before = self.warned.lock().failed.replace(clock::now());
+        let before = self.faults.lock().failed.replace(clock::now());
         let is_news = before.is_none_or(|at| clock::since(at) >= PAUSE);
         if is_outage {
             log::debug!(

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// How often the collation of a collection is checked at, however many documents are not found.
+/// How often the collation of a collection is checked, however many documents are not found.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is known of the documents that were not found in a collection.
@@ -29,7 +29,7 @@ pub(super) struct Absent(Mutex<AbsenceNotes>);
 struct AbsenceNotes {
     /// True if the log has said that the ids may have another type.
     has_warned: bool,
-    /// When the collation was last checked at.
+    /// When the collation was last checked.
     checked: Option<Instant>,
     collation: Option<Danger>,
 }

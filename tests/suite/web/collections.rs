@@ -9,7 +9,11 @@ use mongodb::{
 use serde_json::json;
 
 use super::*;
-use crate::rig::{self, app::eventually, mongod};
+use crate::rig::{
+    self,
+    app::{eventually, manager_on},
+    mongod,
+};
 
 /// A database in which these tenants have the note `a`.
 async fn database_of(tenants: &[&str]) -> Database {
@@ -21,9 +25,8 @@ async fn database_of(tenants: &[&str]) -> Database {
     database
 }
 
-async fn manager_on(database: &Database) -> LockManager {
-    let store = MongoStore::new(database);
-    let locks = LockManager::builder(store).ttl(Duration::from_secs(600)).build().await.unwrap();
+async fn tenants_on(database: &Database) -> LockManager {
+    let locks = manager_on(database).ttl(Duration::from_secs(600)).build().await.unwrap();
     locks.register_matching::<Note>("*_note").await.unwrap();
     locks
 }
@@ -61,7 +64,7 @@ async fn texts(database: &Database, tenants: [&str; 2]) -> [String; 2] {
 #[actix_web::test]
 async fn each_tenant_edits_the_document_of_its_own_collection() {
     let database = database_of(&["acme", "globex"]).await;
-    let locks = manager_on(&database).await;
+    let locks = tenants_on(&database).await;
     let app = serve_tenants(&locks).await;
     let (alice, bob) = (
         Browser::logged_in(&app, "alice@acme").await,
@@ -91,7 +94,7 @@ async fn each_tenant_edits_the_document_of_its_own_collection() {
 #[actix_web::test]
 async fn asking_for_a_lock_creates_no_collection() {
     let database = database_of(&["acme"]).await;
-    let locks = manager_on(&database).await;
+    let locks = tenants_on(&database).await;
     let app = serve_tenants(&locks).await;
     let mallory = Browser::logged_in(&app, "mallory@made_up").await;
     for path in ["/note/a", "/locks/made_up_note/a"] {
@@ -107,7 +110,7 @@ async fn asking_for_a_lock_creates_no_collection() {
 #[actix_web::test]
 async fn the_first_document_of_a_new_tenant_is_created() {
     let database = database_of(&[]).await;
-    let locks = manager_on(&database).await;
+    let locks = tenants_on(&database).await;
     let app = serve_tenants(&locks).await;
     let alice = Browser::logged_in(&app, "alice@initech").await;
     assert_eq!(alice.post("/create/a").await.status, StatusCode::CREATED);
@@ -120,7 +123,7 @@ async fn the_first_document_of_a_new_tenant_is_created() {
 #[actix_web::test]
 async fn a_logout_releases_the_locks_in_collections_that_only_another_server_knows() {
     let database = database_of(&["acme"]).await;
-    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let (one, other) = (tenants_on(&database).await, tenants_on(&database).await);
     let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
     let alice = Browser::logged_in(&app, "alice@acme").await;
     let token = alice.post("/note/a").await.token();
@@ -141,7 +144,7 @@ async fn a_logout_releases_the_locks_in_collections_that_only_another_server_kno
 async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows() {
     for all in [false, true] {
         let database = database_of(&["acme"]).await;
-        let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+        let (one, other) = (tenants_on(&database).await, tenants_on(&database).await);
         let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
         let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
         LockError::unless_granted(granted.unwrap()).unwrap();
@@ -160,10 +163,9 @@ async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows
 #[tokio::test]
 async fn a_pattern_covers_no_collection_of_this_crate() {
     let database = database_of(&["acme"]).await;
-    let store = MongoStore::new(&database);
-    let locks = LockManager::builder(store).build().await.unwrap();
+    let locks = manager_on(&database).build().await.unwrap();
     locks.register::<actix_doclock::Named>().await.unwrap();
-    let other = crate::rig::app::manager_on(&database).build().await.unwrap();
+    let other = manager_on(&database).build().await.unwrap();
     other.register_matching::<Note>("*").await.unwrap();
     assert!(other.health().collections.is_empty(), "{:?}", other.health().collections);
     for ours in ["doclock.ended", "doclock.named", "acme_note.lock"] {
@@ -178,12 +180,12 @@ async fn a_pattern_covers_no_collection_of_this_crate() {
 #[tokio::test]
 async fn a_restarted_server_knows_the_collections_with_locks() {
     let database = database_of(&["acme", "globex"]).await;
-    let one = manager_on(&database).await;
+    let one = tenants_on(&database).await;
     let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
     let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
     let granted = LockError::unless_granted(granted.unwrap()).unwrap();
     one.shutdown().await;
-    let restarted = manager_on(&database).await;
+    let restarted = tenants_on(&database).await;
     assert_eq!(restarted.health().collections, ["acme_note"], "not those that were never used");
     assert_eq!(restarted.list_of(&aid).await.unwrap().len(), 1);
     assert_eq!(restarted.release(&granted).await.unwrap(), Released::Released);
@@ -193,7 +195,7 @@ async fn a_restarted_server_knows_the_collections_with_locks() {
 #[tokio::test]
 async fn a_freeze_of_a_tenants_collection_is_obeyed_by_servers_that_did_not_know_it() {
     let database = database_of(&["acme"]).await;
-    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let (one, other) = (tenants_on(&database).await, tenants_on(&database).await);
     let in_an_hour = std::time::SystemTime::now() + Duration::from_secs(3_600);
     let scope = Scope::Collection("acme_note".to_owned());
     one.freeze(scope, "migration", in_an_hour, &Actor::new("root")).await.unwrap();
@@ -212,14 +214,14 @@ async fn a_freeze_of_a_tenants_collection_is_obeyed_by_servers_that_did_not_know
 #[tokio::test]
 async fn jobs_write_in_a_collection_that_is_registered_by_name() {
     let database = database_of(&["acme"]).await;
-    let store = MongoStore::new(&database);
-    let locks = LockManager::builder(store.clone()).build().await.unwrap();
+    let locks = manager_on(&database).build().await.unwrap();
     locks.register_in::<Note>("acme_note").await.unwrap();
     let key = locks.key("acme_note", "a").unwrap();
     let guard = locks.acquire(&key, Wait::no()).await.unwrap();
     let note = guard.update(|note: &mut Note| note.text = "by the guard".to_owned()).await.unwrap();
     assert_eq!(note.text, "by the guard");
     let set = doc! { "$set": { "text": "by the store" } };
+    let store = MongoStore::new(&database);
     let note: Note = store.update(&guard.held(), set).await.unwrap();
     assert_eq!(note.text, "by the store");
     let unknown = locks.key("globex_note", "a").unwrap_err();
@@ -294,7 +296,7 @@ async fn every_verb_reaches_a_lock_in_a_collection_that_only_another_server_know
         "break",
     ] {
         let database = database_of(&["acme"]).await;
-        let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+        let (one, other) = (tenants_on(&database).await, tenants_on(&database).await);
         let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
         let here = Browser::logged_in(&app, "alice@acme").await;
         let there = here.at(&second);
@@ -351,7 +353,7 @@ async fn every_verb_reaches_a_lock_in_a_collection_that_only_another_server_know
 #[actix_web::test]
 async fn a_stream_tells_of_collections_that_only_another_server_knows() {
     let database = database_of(&["acme"]).await;
-    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let (one, other) = (tenants_on(&database).await, tenants_on(&database).await);
     let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
     let alice = Browser::logged_in(&app, "alice@acme").await;
     let carol = Browser::logged_in(&second, "carol@acme").await;
@@ -368,7 +370,7 @@ async fn a_stream_tells_of_collections_that_only_another_server_knows() {
 #[actix_web::test]
 async fn a_release_of_what_was_never_locked_tells_nothing_and_prepares_nothing() {
     let database = database_of(&["acme", "globex"]).await;
-    let locks = manager_on(&database).await;
+    let locks = tenants_on(&database).await;
     let app = serve_tenants(&locks).await;
     let alice = Browser::logged_in(&app, "alice@acme").await;
     let token = json!({ "token": "11111111-1111-4111-8111-111111111111" });

@@ -21,8 +21,8 @@
 /// 2. In the embedded store the names wait for the next end.
 /// 3. Unless the end has named all of these locks: another worker was quicker.
 ///
-/// An end that a worker has reserved changes only by that worker until the reservation is over, with one exception: a
-/// logout replaces the end of an idle session at any time. Only a permanent end outlasts everything: it keeps its
+/// The state of an end that a worker has reserved changes only by that worker until the reservation is over; others may
+/// add names. There is one exception: a logout replaces the end of an idle session at any time. Only a permanent end outlasts everything: it keeps its
 /// time, its reason and its event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndState {

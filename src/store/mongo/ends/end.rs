@@ -208,7 +208,8 @@ impl Ends<'_> {
     pub(super) async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>> {
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
         let ago = doc! { "$cond": [is("$ts", "date"), { "$subtract": ["$$NOW", "$ts"] }, 0_i64] };
-        // A record without a date is no end: servers of earlier versions may have left one behind a withdrawn end.
+        // A record with neither a date nor a reason is no end: an earlier version may have left it when an end was
+        // withdrawn.
         let for_good =
             doc! { "$and": [{ "$ne": ["$silent", true] }, { "$not": [is("$ts", "missing")] }] };
         let fields = doc! { "reason": 1, "for_good": for_good, "ago": ago };
