@@ -10,7 +10,7 @@ use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::{Event, Line, now};
 use crate::rig::faketime;
-use crate::rig::mongod::{Unusual, local_replica_set};
+use crate::rig::mongod::{Unusual, strict_replica_set};
 use crate::rig::replica_set::ReplicaSet;
 use crate::round;
 
@@ -38,7 +38,7 @@ async fn application_servers_with_wrong_clocks_behave_like_all_others() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
-    let uri = local_replica_set().await.uri();
+    let uri = strict_replica_set().await.uri();
     let mut fleet = Fleet::new(&uri).await;
     fleet.put_documents(3).await;
     for ahead in [FIVE_MINUTES, -FIVE_MINUTES, 0] {

@@ -14,7 +14,7 @@ use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::Event;
 use crate::paused::acquired;
-use crate::rig::mongod::{Mongod, local_replica_set};
+use crate::rig::mongod::{Mongod, strict_replica_set};
 use crate::rig::proxy::Proxy;
 
 /// Enough for a command that is not held up, however slow the machine.
@@ -29,7 +29,7 @@ struct Late {
 
 impl Late {
     async fn new(options: &str, settings: Settings) -> Self {
-        let server = local_replica_set().await;
+        let server = strict_replica_set().await;
         let proxy = Proxy::start(server.port());
         let fleet = Fleet::new(&server.uri()).await.with(settings);
         fleet.put_documents(1).await;

@@ -11,7 +11,7 @@ use crate::application::{Fenced, Role, Settings};
 use crate::check::Clocks;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
-use crate::rig::mongod::local_replica_set;
+use crate::rig::mongod::strict_replica_set;
 
 /// Acquires the lock as soon as it is free.
 pub(crate) async fn acquired(desk: &Desk, key: &LockKey) -> Lock {
@@ -30,7 +30,7 @@ pub(crate) fn script(steps: &[&str], id: &str) -> Role {
 }
 
 async fn resumed_with_a_stale_lock(successor_has_saved: bool) {
-    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await;
+    let mut fleet = Fleet::new(&strict_replica_set().await.uri()).await;
     fleet.put_documents(1).await;
     let paused = fleet.start(script(&["acquire", "wait:go", "save", "release"], "0")).await;
     let held = |event: &Event| matches!(event, Event::Granted { .. });
@@ -77,7 +77,7 @@ async fn a_paused_holder_does_not_save_while_its_successor_is_editing() {
 #[tokio::test]
 async fn a_paused_holder_does_not_revive_its_expired_lock() {
     let settings = Settings { reaper: None, ..Settings::default() };
-    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await.with(settings);
+    let mut fleet = Fleet::new(&strict_replica_set().await.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let steps = ["acquire", "wait:go", "renew", "save", "release"];
     let paused = fleet.start(script(&steps, "0")).await;

@@ -13,7 +13,7 @@ use crate::application::standstill::{guarded, taken};
 use crate::application::{Role, Settings};
 use crate::fleet::Fleet;
 use crate::history::Event;
-use crate::rig::mongod::local_replica_set;
+use crate::rig::mongod::strict_replica_set;
 use crate::rig::{age, depth, faketime};
 
 /// Longer than the ttl of sessions.
@@ -51,10 +51,10 @@ async fn a_lock_that_is_taken_after_a_standstill_is_dated_after_it_and_a_guard_l
     }
     let rounds = 2 * depth() as usize;
     let settings = Settings { ttl: Duration::from_secs(60), reaper: None, ..Settings::default() };
-    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await.with(settings);
+    let mut fleet = Fleet::new(&strict_replica_set().await.uri()).await.with(settings);
     let clock = fleet.dir().join("clock");
     fs::write(&clock, "+0").unwrap();
-    let uri = local_replica_set().await.uri();
+    let uri = strict_replica_set().await.uri();
     let still = fleet.start_on(&uri, Role::StandsStill { rounds }, &environment(&clock)).await;
     for round in 0..rounds {
         let ready = Instant::now();

@@ -12,7 +12,7 @@ use crate::check::Clocks;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
 use crate::paused::{acquired, script};
-use crate::rig::mongod::{Mongod, Unusual, local_replica_set};
+use crate::rig::mongod::{Mongod, Unusual, strict_replica_set};
 
 fn no_reaper() -> Settings {
     Settings { reaper: None, ..Settings::default() }
@@ -21,7 +21,7 @@ fn no_reaper() -> Settings {
 /// Nothing removes records here: each contender decides for itself whether a lock has expired.
 #[tokio::test]
 async fn without_the_monitor_a_lock_still_expires() {
-    let server = local_replica_set().await;
+    let server = strict_replica_set().await;
     let parameter = doc! { "getParameter": 1, "ttlMonitorEnabled": 1 };
     assert!(!server.admin(parameter).await.get_bool("ttlMonitorEnabled").unwrap());
     let mut fleet = Fleet::new(&server.uri()).await.with(no_reaper());

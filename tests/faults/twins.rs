@@ -16,7 +16,7 @@ use crate::fleet::Fleet;
 use crate::history::{Event, History, moment, name};
 use crate::members::shared_set;
 use crate::nemesis::stop_replication;
-use crate::rig::mongod::local_replica_set;
+use crate::rig::mongod::strict_replica_set;
 use crate::rig::{client, fresh_name};
 use crate::round;
 
@@ -27,7 +27,7 @@ const TTL: Duration = Duration::from_secs(60);
 /// the guard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn saves_without_the_guard_are_found_to_lose_updates() {
-    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await;
+    let mut fleet = Fleet::new(&strict_replica_set().await.uri()).await;
     fleet.put_documents(1).await;
     for seed in [1, 2] {
         fleet.start(Role::Load { seed, keys: 1, careless: true }).await;

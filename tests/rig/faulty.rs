@@ -28,7 +28,7 @@ impl Faulty {
 
     /// On a replica set, with this deadline.
     pub(crate) async fn with_deadline(deadline: Duration) -> Self {
-        Self::on(mongod::patient_replica_set().await, "", deadline).await
+        Self::on(mongod::local_replica_set().await, "", deadline).await
     }
 
     /// With more options in the URI, such as `&retryWrites=false`.

@@ -273,17 +273,17 @@ impl Drop for Mongod {
     }
 }
 
-/// The standalone server that all tests of the process share. It obeys no time limit, like [`patient_replica_set`].
+/// The standalone server that all tests of the process share. It obeys no time limit, like [`local_replica_set`].
 pub(crate) async fn shared_standalone() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
     share(&SERVER, || async { Mongod::start_standalone().await.patient().await }).await
 }
 
-/// Another replica set that the tests share, for those that count commands. It obeys no time limit, so the crate repeats no
-/// command only because the machine is busy.
-pub(crate) async fn patient_replica_set() -> &'static Mongod {
+/// A replica set for tests with stuck records, which the tests share: it gives a command up after its time limit, as every
+/// server does in production.
+pub(crate) async fn strict_replica_set() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
-    share(&SERVER, || async { Mongod::start_replica_set().await.patient().await }).await
+    share(&SERVER, Mongod::start_replica_set).await
 }
 
 /// The replica set that all tests of the process share: the one at `MONGODB_URI`, or otherwise one that
@@ -298,11 +298,11 @@ pub(crate) async fn shared_replica_set() -> SharedUri {
     }
 }
 
-/// A replica set that the tests always start themselves and share, for tests that put a proxy in front
-/// of it.
+/// A replica set that the tests always start themselves and share, for tests that put a proxy in front of it or count
+/// commands. It obeys no time limit, so the crate repeats no command only because the machine is busy.
 pub(crate) async fn local_replica_set() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
-    share(&SERVER, Mongod::start_replica_set).await
+    share(&SERVER, || async { Mongod::start_replica_set().await.patient().await }).await
 }
 
 /// The address of the shared replica set.

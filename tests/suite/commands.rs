@@ -14,7 +14,7 @@ use crate::rig::{self, Commands, mongod, mongod::Mongod};
 
 /// An application server on a replica set, its commands since it became ready, and its database.
 async fn on_replica_set() -> (App, Commands, Database) {
-    counted(&mongod::patient_replica_set().await.uri()).await
+    counted(&mongod::local_replica_set().await.uri()).await
 }
 
 async fn on_standalone() -> (App, Commands, Database) {
@@ -308,7 +308,7 @@ async fn registering_again_asks_for_the_indexes_and_changes_nothing() {
 #[tokio::test]
 async fn inspecting_a_lock_is_one_command_and_breaking_it_five() {
     let (database, commands) =
-        rig::counted_database(&mongod::patient_replica_set().await.uri()).await;
+        rig::counted_database(&mongod::local_replica_set().await.uri()).await;
     let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
     lock(&app, &commands, &key("a")).await;
     assert!(app.locks.inspect(&key("a")).await.unwrap().is_some());

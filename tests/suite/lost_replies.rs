@@ -54,7 +54,7 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
 /// Here the crate itself makes every attempt, the second one included.
 #[tokio::test]
 async fn an_acquire_finds_its_own_grant_without_the_drivers_help() {
-    let server = mongod::patient_replica_set().await;
+    let server = mongod::local_replica_set().await;
     let faulty = Faulty::on(server, "&retryWrites=false", NO_DEADLINE).await;
     faulty.proxy.drop_reply_to("findAndModify");
     let lock = faulty.app.granted(&key("a"), &Aid::new()).await;

@@ -375,7 +375,7 @@ async fn documents_of_sixteen_megabytes_are_saved_and_larger_ones_are_refused() 
 #[tokio::test]
 async fn a_save_without_changes_renews_the_lock_and_writes_no_document() {
     let (database, commands) =
-        rig::counted_database(&mongod::patient_replica_set().await.uri()).await;
+        rig::counted_database(&mongod::local_replica_set().await.uri()).await;
     let app = App::on(&database).await;
     put(&database, "a", "old").await;
     let lock = app.granted(&key("a"), &Aid::new()).await;

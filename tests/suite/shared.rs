@@ -66,7 +66,7 @@ async fn on(database: &Database, rules: Rules) -> MongoStore {
 }
 
 async fn counted(rules: Rules) -> (MongoStore, Commands, Database) {
-    let server = mongod::patient_replica_set().await;
+    let server = mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let store = on(&database, rules).await;
     commands.take();
@@ -219,7 +219,8 @@ async fn the_queue_does_not_grow_beyond_its_limit() {
 
 #[tokio::test]
 async fn a_stuck_shared_lock_holds_up_the_renewal_of_no_other_session_once_it_is_known() {
-    let (store, database) = store(Rules::new(TTL)).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
+    let store = on(&database, Rules::new(TTL)).await;
     let stuck = takes(&store, "stuck", Mode::Shared).await;
     let reader = takes(&store, "read", Mode::Shared).await;
     let writer = takes(&store, "written", Mode::Exclusive).await;

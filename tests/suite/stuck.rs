@@ -28,7 +28,7 @@ const MANY: usize = 12_000;
 /// A transaction that has touched the lock records of these documents. A server that dies between the
 /// touch and the commit of its saves leaves such a transaction behind.
 pub(crate) async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
-    let client = rig::client(mongod::shared_replica_set().await.uri()).await;
+    let client = rig::client(&mongod::strict_replica_set().await.uri()).await;
     let mut session = client.start_session().await.unwrap();
     session.start_transaction().await.unwrap();
     for key in keys {
@@ -49,7 +49,7 @@ fn keys() -> Vec<LockKey> {
 async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document() {
     // The server itself aborts the transaction after a minute.
     const DEADLINE: Duration = Duration::from_secs(45);
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let aid = Aid::new();
     for key in keys() {
@@ -90,7 +90,7 @@ async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document(
 
 #[tokio::test]
 async fn a_request_for_a_stuck_record_fails_within_the_deadline_as_unavailable() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     app.granted(&key("a"), &aid).await;
     let mut transaction = stuck(&database, &[key("a")]).await;
@@ -127,7 +127,7 @@ async fn not_renewed(database: &Database) -> Vec<String> {
 
 #[tokio::test]
 async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_renewal_of_others() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let app = App::on(&database).await;
     let (lucky, unlucky) = (Aid::new(), Aid::new());
     for (id, aid) in [("a", &lucky), ("b", &unlucky), ("c", &unlucky)] {
@@ -154,7 +154,7 @@ async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_rene
 
 #[tokio::test]
 async fn a_stuck_record_does_not_keep_thousands_of_other_locks_from_being_renewed() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     let keys = with_many_locks(&app, &database, &aid).await;
     let stuck_one = &keys[MANY - 2];
@@ -175,7 +175,7 @@ async fn a_stuck_record_does_not_keep_thousands_of_other_locks_from_being_renewe
 
 #[tokio::test]
 async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     let keys = with_many_locks(&app, &database, &aid).await;
     let mut transaction = stuck(&database, &keys[MANY - 2..MANY - 1]).await;
@@ -198,7 +198,7 @@ async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
 async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_answered() {
     const DEADLINE: Duration = Duration::from_secs(20);
     const LOCKS: usize = 60;
-    let (database, sent) = rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
+    let (database, sent) = rig::recorded_database(&mongod::strict_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let aid = Aid::new();
     let name = |n: usize| key(&n.to_string());
@@ -236,7 +236,7 @@ async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_ans
 #[tokio::test]
 async fn the_release_of_a_stuck_record_is_repeated_alone() {
     const DEADLINE: Duration = Duration::from_secs(4);
-    let (database, sent) = rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
+    let (database, sent) = rig::recorded_database(&mongod::strict_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let lock = app.granted(&key("stuck"), &Aid::new()).await;
     let mut transaction = stuck(&database, &[key("stuck")]).await;
@@ -270,7 +270,7 @@ async fn the_release_of_a_stuck_record_is_repeated_alone() {
 
 #[tokio::test]
 async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let (patient, aid) = (App::on(&database).await, Aid::new());
     let app = App::with(&database, with_deadline(Duration::from_secs(2))).await;
     let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();

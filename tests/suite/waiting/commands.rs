@@ -8,7 +8,7 @@ use crate::rig::{Commands, counted_database};
 
 /// A cluster that counts the commands of all its servers together.
 async fn counted() -> (Cluster, Commands) {
-    let (database, commands) = counted_database(&mongod::patient_replica_set().await.uri()).await;
+    let (database, commands) = counted_database(&mongod::local_replica_set().await.uri()).await;
     (Cluster::Mongo(database), commands)
 }
 

@@ -75,7 +75,7 @@ async fn until_it_sends_nothing_more(database: &Database) {
 
 #[tokio::test]
 async fn after_a_holder_is_killed_the_next_waiter_is_in_as_soon_as_the_lock_has_expired() {
-    let server = mongod::patient_replica_set().await;
+    let server = mongod::local_replica_set().await;
     let (counted, commands) = crate::rig::counted_database(&server.uri()).await;
     let database = client(&server.uri()).await.database(counted.name());
     let locks = Cluster::Mongo(counted).server().await;

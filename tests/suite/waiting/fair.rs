@@ -196,7 +196,7 @@ async fn waiters_whose_place_is_lost_keep_their_order() {
 #[tokio::test]
 async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover() {
     const CROWD: usize = 200;
-    let server = mongod::patient_replica_set().await;
+    let server = mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let locks = crate::rig::app::manager_on(&database).without_reaper().build();
     let locks = locks.await.unwrap();

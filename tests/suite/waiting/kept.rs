@@ -44,7 +44,7 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
     const MANY: usize = 1_100;
     // A renewal of all of them takes seconds on a busy machine.
     const TTL: Duration = Duration::from_secs(30);
-    let (database, commands) = counted_database(&mongod::patient_replica_set().await.uri()).await;
+    let (database, commands) = counted_database(&mongod::local_replica_set().await.uri()).await;
     let cluster = Cluster::Mongo(database.clone());
     let (locks, other) = (cluster.server().await, cluster.uncounted().await);
     let other = other.server_with(|settings| settings.break_policy(|_, _| true)).await;

@@ -58,7 +58,7 @@ impl Cluster {
     /// The same database, by a client of its own, whose commands nobody counts.
     async fn uncounted(&self) -> Self {
         let Self::Mongo(database) = self else { panic!("commands are counted on MongoDB only") };
-        let client = crate::rig::client(&mongod::patient_replica_set().await.uri()).await;
+        let client = crate::rig::client(&mongod::local_replica_set().await.uri()).await;
         Self::Mongo(client.database(database.name()))
     }
 

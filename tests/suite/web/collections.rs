@@ -11,7 +11,7 @@ use serde_json::json;
 use super::*;
 use crate::rig::{
     self,
-    app::{eventually, manager_on},
+    app::{NO_DEADLINE, eventually, manager_on},
     mongod,
 };
 
@@ -214,14 +214,14 @@ async fn a_freeze_of_a_tenants_collection_is_obeyed_by_servers_that_did_not_know
 #[tokio::test]
 async fn jobs_write_in_a_collection_that_is_registered_by_name() {
     let database = database_of(&["acme"]).await;
-    let locks = manager_on(&database).build().await.unwrap();
+    let store = MongoStore::new(&database);
+    let locks = LockManager::builder(store.clone()).deadline(NO_DEADLINE).build().await.unwrap();
     locks.register_in::<Note>("acme_note").await.unwrap();
     let key = locks.key("acme_note", "a").unwrap();
     let guard = locks.acquire(&key, Wait::no()).await.unwrap();
     let note = guard.update(|note: &mut Note| note.text = "by the guard".to_owned()).await.unwrap();
     assert_eq!(note.text, "by the guard");
     let set = doc! { "$set": { "text": "by the store" } };
-    let store = MongoStore::new(&database);
     let note: Note = store.update(&guard.held(), set).await.unwrap();
     assert_eq!(note.text, "by the store");
     let unknown = locks.key("globex_note", "a").unwrap_err();

@@ -5,7 +5,7 @@ use crate::rig;
 
 #[actix_web::test]
 async fn a_request_sends_no_more_commands_than_necessary() {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
@@ -74,7 +74,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
 /// Otherwise the time of the answer would tell whether others edit the document.
 #[actix_web::test]
 async fn a_release_without_a_token_costs_the_same_whatever_others_hold() {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let locks = crate::rig::app::manager_on(&database).without_reaper();
     let locks = locks.build().await.unwrap();
@@ -93,7 +93,7 @@ async fn a_release_without_a_token_costs_the_same_whatever_others_hold() {
 /// Otherwise everybody would hear of a lock for each of its requests.
 #[actix_web::test]
 async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let notes = database.collection::<Note>(Note::COLLECTION);
     let locks = crate::rig::app::manager_on(&database).without_reaper();
@@ -125,7 +125,7 @@ async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
 /// The requests of a session renew its leases in the background, once in a third of the ttl.
 #[actix_web::test]
 async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
@@ -157,7 +157,7 @@ async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {
 #[actix_web::test]
 async fn sessions_that_are_due_at_the_same_time_are_renewed_together() {
     const SESSIONS: usize = 40;
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let notes = (0..SESSIONS).map(|n| Note { id: n.to_string(), text: "old".to_owned() });
     database.collection::<Note>(Note::COLLECTION).insert_many(notes).await.unwrap();
@@ -197,7 +197,7 @@ async fn sessions_that_are_due_at_the_same_time_are_renewed_together() {
 /// Whatever a page does: a key that hangs, or a timer out of control.
 #[actix_web::test]
 async fn many_heartbeats_of_a_client_cost_at_most_one_write() {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();

@@ -300,7 +300,7 @@ async fn a_request_that_joins_a_grant_keeps_no_lock_on_a_missing_document() {
 
 /// A server on a database with the notes, and what it sends.
 async fn counted() -> (LockManager, rig::Commands) {
-    let server = rig::mongod::patient_replica_set().await;
+    let server = rig::mongod::local_replica_set().await;
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let notes: Vec<_> = (0..60).map(named).collect();
     database.collection::<Note>(Note::COLLECTION).insert_many(&notes).await.unwrap();

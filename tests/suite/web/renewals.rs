@@ -28,7 +28,7 @@ where
 
 #[actix_web::test]
 async fn a_heartbeat_waits_for_its_own_locks_and_for_no_stuck_lock_of_another_session() {
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
     let names = |person: usize| (0..LOCKS).map(move |n| key(&format!("{person}-{n}")));
     let notes = (0..PEOPLE).map(|n| Note { id: format!("{n}-0"), text: String::new() });
     database.collection::<Note>(Note::COLLECTION).insert_many(notes).await.unwrap();
