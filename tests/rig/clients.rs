@@ -35,6 +35,10 @@ pub(crate) async fn patient_client(uri: &str) -> Client {
     Client::with_options(options).expect("valid options")
 }
 
+/// For the driver of a server that obeys no time limit: such a server never answers a `hello` that waits for news, and after
+/// 20 s without an answer the driver closes all connections. A `hello` that polls waits for nothing.
+pub(crate) const POLLS: &str = "&serverMonitoringMode=poll";
+
 /// The time that an answer by a deadline of seconds may take on a busy machine.
 pub(crate) const BY_THE_DEADLINE: Duration = Duration::from_secs(30);
 

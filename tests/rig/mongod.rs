@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::faketime;
 use super::server::{self, Server};
-use super::{client, close, share};
+use super::{POLLS, client, close, share};
 
 const EAGER: &str = "ttlMonitorSleepSecs=1";
 
@@ -33,6 +33,8 @@ pub(crate) struct Mongod {
     paused: AtomicBool,
     /// True if nothing was changed that the next test could notice.
     usual: AtomicBool,
+    /// True if it obeys no time limit.
+    is_patient: bool,
 }
 
 /// The differences from a usual member of a replica set.
@@ -139,7 +141,13 @@ impl Mongod {
     }
 
     fn new(server: Server, kind: Kind) -> Self {
-        Self { server: Some(server), kind, paused: false.into(), usual: false.into() }
+        Self {
+            server: Some(server),
+            kind,
+            paused: false.into(),
+            usual: false.into(),
+            is_patient: false,
+        }
     }
 
     fn server(&self) -> &Server {
@@ -165,7 +173,8 @@ impl Mongod {
 
     fn uri_with(&self, option: &str) -> String {
         let user = if self.kind == Kind::Auth { "root:secret@" } else { "" };
-        format!("mongodb://{user}127.0.0.1:{}/?{option}", self.port())
+        let polls = if self.is_patient { POLLS } else { "" };
+        format!("mongodb://{user}127.0.0.1:{}/?{option}{polls}", self.port())
     }
 
     /// The port that it listens on.
@@ -213,9 +222,10 @@ impl Mongod {
     }
 
     /// The same server, which obeys no time limit from now on.
-    async fn patient(self) -> Self {
+    async fn patient(mut self) -> Self {
         let patient = doc! { "configureFailPoint": "maxTimeNeverTimeOut", "mode": "alwaysOn" };
         self.admin(patient).await;
+        self.is_patient = true;
         self
     }
 

@@ -17,8 +17,8 @@ use tokio::runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
-use super::is_housekeeping;
 use super::wire::{add_to_local_time, command_name, int32, read_frame, replace_all};
+use super::{POLLS, is_housekeeping};
 
 /// How long [`Proxy::until_fired`] waits for an imminent fault.
 const FIRED_WITHIN: Duration = Duration::from_secs(60);
@@ -118,7 +118,7 @@ impl Proxy {
 
     /// The URI of the mongod through this proxy.
     pub(crate) fn uri(&self) -> String {
-        format!("mongodb://127.0.0.1:{}/?directConnection=true", self.port)
+        format!("mongodb://127.0.0.1:{}/?directConnection=true{POLLS}", self.port)
     }
 
     /// The next command of this name is executed, but its answer is lost with the connection.
