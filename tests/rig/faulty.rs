@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mongodb::Database;
+use mongodb::{Client, Database};
 
 use super::app::{App, NO_DEADLINE, with_deadline};
 use super::mongod::{self, Mongod};
@@ -31,14 +31,26 @@ impl Faulty {
         Self::on(mongod::local_replica_set().await, "", deadline).await
     }
 
+    /// As [`with_deadline`](Self::with_deadline), and only the deadline ends an operation: the driver notices nothing.
+    pub(crate) async fn with_a_patient_driver(deadline: Duration) -> Self {
+        let server = mongod::local_replica_set().await;
+        let proxy = Proxy::start(server.port());
+        let through = patient_client(&proxy.uri()).await;
+        Self::behind(server, proxy, through, deadline).await
+    }
+
     /// With more options in the URI, such as `&retryWrites=false`.
     pub(crate) async fn on(server: &Mongod, options: &str, deadline: Duration) -> Self {
         let proxy = Proxy::start(server.port());
+        let through = client(&format!("{}{options}", proxy.uri())).await;
+        Self::behind(server, proxy, through, deadline).await
+    }
+
+    async fn behind(server: &Mongod, proxy: Proxy, through: Client, deadline: Duration) -> Self {
         let name = fresh_name();
         let database = client(&server.uri()).await.database(&name);
         let other = App::on(&database).await;
-        let through = patient_client(&format!("{}{options}", proxy.uri())).await.database(&name);
-        let app = App::with(&through, with_deadline(deadline)).await;
+        let app = App::with(&through.database(&name), with_deadline(deadline)).await;
         Self { proxy, app, database, other }
     }
 

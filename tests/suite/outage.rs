@@ -220,7 +220,7 @@ async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
 /// The connection is open, but no bytes come through, so only a deadline can end the wait.
 #[tokio::test]
 async fn a_network_that_carries_nothing_is_an_error_by_the_deadline() {
-    let faulty = Faulty::with_deadline(DEADLINE).await;
+    let faulty = Faulty::with_a_patient_driver(DEADLINE).await;
     let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
     let released = faulty.other.granted(&key("to be released"), &Aid::new()).await;
 
