@@ -1,5 +1,5 @@
-//! Calls that ask the application about many documents at once. Everybody who asks about the same document within ten
-//! seconds shares one call and its answer.
+//! Calls that ask the application about many documents at once. All callers that ask about the same document within ten
+//! seconds share one call and its answer.
 
 use std::{
     future::Future,
@@ -49,8 +49,8 @@ impl<P: Clone + Eq + Hash, T: Clone, F: Future<Output = Option<T>>> Batches<P, F
         Self { of: Mutex::default(), most }
     }
 
-    /// The call that answers for each of these documents. `begin` begins a call for the documents about which nobody asks
-    /// or has just asked; a document is left out if `begin` begins none.
+    /// The call that answers for each of these documents: a known one, or one of those that `begin` begins for the other
+    /// documents. If `begin` returns `None`, its documents are left out.
     pub(crate) fn share(
         &self,
         person: &P,

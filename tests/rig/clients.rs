@@ -26,8 +26,8 @@ pub(crate) async fn client(uri: &str) -> Client {
     Client::with_options(options(uri).await).expect("valid options")
 }
 
-/// A client that by itself notices nothing for longer than [`BY_THE_DEADLINE`], so that only a deadline of the
-/// locks ends an operation before.
+/// A client whose driver reports no fault before four times [`BY_THE_DEADLINE`]: only a deadline of the locks ends an
+/// operation earlier.
 pub(crate) async fn patient_client(uri: &str) -> Client {
     let mut options = options(uri).await;
     options.server_selection_timeout = Some(4 * BY_THE_DEADLINE);

@@ -31,7 +31,7 @@ impl Faulty {
         Self::on(mongod::local_replica_set().await, "", deadline).await
     }
 
-    /// As [`with_deadline`](Self::with_deadline), and only the deadline ends an operation: the driver notices nothing.
+    /// As [`with_deadline`](Self::with_deadline), with a driver that reports no fault: only the deadline ends an operation.
     pub(crate) async fn with_a_patient_driver(deadline: Duration) -> Self {
         let server = mongod::local_replica_set().await;
         let proxy = Proxy::start(server.port());

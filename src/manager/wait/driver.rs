@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// After this time a waiter asks again if the store did not answer, a quarter more or less.
 const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 
-/// What the manager does for the waiters.
+/// The verbs of the manager that waiters need.
 pub(in crate::manager) trait ForWaiters: Sync {
     /// Claims the lock. `scope` also tracks the cleanup of an unwanted grant.
     fn claim(

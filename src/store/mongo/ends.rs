@@ -8,10 +8,10 @@
 //! | [`trace`] | another session has replaced an expired lock | `look` |
 //! | [`page`] | a page has been left | – |
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | [`logout`] | ends a session permanently |
-//! | [`overdue`], [`sweep`] | finds the work of a sweep; ends idle sessions, and completes what others left half done |
+//! | [`overdue`], [`sweep`] | finds the work of a sweep; ends idle sessions, and completes the unfinished ends of other workers |
 //! | [`outbox`] | gives ends and takeovers to listeners |
 //! | [`names`] | the locks of a session, as values and as an end stores them |
 //!

@@ -1,6 +1,6 @@
 //! The states of the end of a session.
 
-/// What is still to be done for the end of a session.
+/// The work that is left for the end of a session.
 ///
 /// An end is permanent, or the session has become idle and may come back. Every store passes through the same states;
 /// a store that removes locks and records their end in one step leaves out `Releasing` and `ReleasingAgain`.

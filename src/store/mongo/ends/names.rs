@@ -155,7 +155,7 @@ pub(super) fn with_names(names: &Names) -> Document {
     } }
 }
 
-/// What is known, and what is new, in this order.
+/// The known values, then the new ones.
 fn with(known: Document, new: Document) -> Document {
     doc! { "$let": {
         "vars": { "known": known },

@@ -6,7 +6,7 @@
 //!   ts:    <Date: when the trace was left>,
 //!   step:  "look",                  // absent when a reaper has looked
 //!   aid:   "<the former holder>",
-//!   c: "<collection>", id: <_id>,   // what was locked
+//!   c: "<collection>", id: <_id>,   // the document that was locked
 //!   lease: "<token>/<ms of its last renewal>" }
 //! ```
 //!
