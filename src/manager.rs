@@ -149,7 +149,6 @@ pub(crate) struct Core {
     /// The results of the reaper's sweeps.
     sweeps: background::reaper_health::Sweeps,
     panics: background::supervisor::Panics,
-    unannounced: background::unannounced::Unannounced,
 }
 
 /// Cancels its token when it is dropped.

@@ -4,4 +4,3 @@ pub(super) mod listener;
 pub(super) mod reaper;
 pub(super) mod reaper_health;
 pub(super) mod supervisor;
-pub(super) mod unannounced;

@@ -477,7 +477,6 @@ impl LockManagerBuilder {
             watches: Default::default(),
             events,
             causes,
-            unannounced: Default::default(),
             event_streams: Streams::new(limits),
             batches: Default::default(),
             asks: Default::default(),

@@ -75,7 +75,6 @@ erase! {
         fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
         fn has_expired(held: &'a Acquisition) -> bool;
         fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
-        fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;
         fn put_news(takeover: &'a Takeover, lease: Duration) -> ();
         fn take_news(what: Outbox<'a>, worker: Uuid, lease: Duration, limit: usize) -> Vec<News>;
         fn settle_news(news: &'a [NewsId], worker: Uuid, settled: Settled) -> ();

@@ -21,6 +21,8 @@ use crate::{
     text::millis,
 };
 
+/// A reaper that is behind for so long is a problem: half the margin of the TTL index.
+const TOO_FAR_BEHIND: Duration = Duration::from_secs(30);
 /// How long a panic of a background task counts as a problem.
 const PANIC_IS_NEWS_FOR: Duration = Duration::from_secs(10 * 60);
 
@@ -70,7 +72,7 @@ pub struct Health {
 ///   "event_streams": 12,
 ///   "panics": {}, "frozen": [], "servers": 3,
 ///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null,
-///     "unannounced": 0, "unannounced_ago_ms": null },
+///     "behind_ms": null },
 ///   "stopping": false
 /// }
 /// ```
@@ -224,10 +226,11 @@ fn others(store: &StoreHealth, server: &Health) -> Vec<String> {
     } else if *overdue {
         problems.push("the reaper does not get through: the runtime is busy".to_owned());
     }
-    if server.reaper.unannounced_ago.is_some_and(|ago| ago < PANIC_IS_NEWS_FOR) {
+    if let Some(behind) = server.reaper.behind.filter(|it| *it >= TOO_FAR_BEHIND) {
         problems.push(format!(
-            "{} idle sessions were not announced: their locks were removed before the reaper came to them",
-            server.reaper.unannounced
+            "the reaper has been behind for {}s, because more sessions become idle than it ends: a minute after locks have \
+             expired, MongoDB removes them, and nobody is told of their sessions",
+            behind.as_secs()
         ));
     }
     let recent = server.panics.iter().filter(|(_, panics)| panics.last < PANIC_IS_NEWS_FOR);
@@ -247,11 +250,7 @@ impl LockManager {
             waiting: self.core.beliefs.queues.machine.lock().waiting(),
             guards: self.core.beliefs.watched.guards(),
             event_streams: self.core.event_streams.count(),
-            reaper: self.core.sweeps.health(
-                self.core.settings.reaper_interval,
-                self.deadline(),
-                self.core.unannounced.so_far(),
-            ),
+            reaper: self.core.sweeps.health(self.core.settings.reaper_interval, self.deadline()),
             panics: self.core.panics.all(),
             frozen: self.core.freezes.all(),
             servers: self.core.servers.count(),
@@ -311,8 +310,7 @@ mod tests {
             overdue: false,
             failures: 0,
             last_error: None,
-            unannounced: 0,
-            unannounced_ago: None,
+            behind: None,
         };
         let mut server = Health {
             collections: vec!["page"],
@@ -368,9 +366,9 @@ mod tests {
             (Ok, "", |_, server| {
                 server.wakeups.insert("page", Wakeup::Opening);
             }),
-            (Degraded, "3 idle sessions were not announced", |_, server| {
-                server.reaper.unannounced = 3;
-                server.reaper.unannounced_ago = Some(Duration::from_secs(599));
+            (Ok, "", |_, server| server.reaper.behind = Some(Duration::from_secs(29))),
+            (Degraded, "the reaper has been behind for 30s", |_, server| {
+                server.reaper.behind = Some(Duration::from_secs(30));
             }),
             (Degraded, "the change stream of page is lost", |_, server| {
                 server.wakeups.insert("page", Wakeup::Polling);

@@ -7,7 +7,10 @@
 //! then last as long.
 pub mod names;
 
-use std::{mem, time::Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use ::metrics::{counter, gauge, histogram};
 use parking_lot::Mutex;
@@ -194,20 +197,17 @@ pub(super) fn session_ended(reason: EndReason) {
     ended(reason, 1);
 }
 
-pub(super) fn swept(began: Instant, swept: &Result<Swept>) {
+/// `behind` is for how long each sweep has reached its limit.
+pub(super) fn swept(began: Instant, swept: &Result<Swept>, behind: Option<Duration>) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
     histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
+    gauge!(SWEEP_BEHIND).set(behind.unwrap_or_default().as_secs_f64());
     if let Ok(swept) = swept
         && swept.sessions > 0
     {
         ended(EndReason::Expired, swept.sessions as u64);
     }
-}
-
-/// Idle sessions whose locks were gone before the reaper came to them.
-pub(super) fn unannounced(sessions: u64) {
-    counter!(UNANNOUNCED).increment(sessions);
 }
 
 pub(super) fn failed(verb: &'static str, error: &StoreError) {

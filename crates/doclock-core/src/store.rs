@@ -543,17 +543,6 @@ pub trait Sessions: Locks {
         async { Ok(Swept::default()) }
     }
 
-    /// At most `limit` sessions that a [sweep](Self::sweep) would end because of expired locks. Only locks that are
-    /// still on record count; a lock that expired at its `max_hold` does not.
-    fn overdue(
-        &self,
-        _collections: &[&str],
-        _limit: usize,
-        _until: Deadline,
-    ) -> impl Verb<Vec<Aid>> {
-        async { Ok(Vec::new()) }
-    }
-
     /// Puts a takeover that is about to happen into the outbox, and reserves it for the caller for the time of
     /// `lease`. The worker is the event of the takeover. The store sets [`Takeover::at`].
     fn put_news(&self, _takeover: &Takeover, _lease: Duration, _until: Deadline) -> impl Verb<()> {

@@ -39,13 +39,13 @@ impl Core {
             if collections.is_empty() {
                 return Ok(Swept::default());
             }
-            let (args, began) = ((collections.clone(), random::uuid()), clock::now());
+            let (args, began) = ((collections, random::uuid()), clock::now());
             let swept = self.verbs.ask("sweep", args, |store, (collections, worker), until| {
                 store.sweep(collections, *worker, AT_ONCE, until)
             });
             let swept = swept.await;
             self.sweeps.saw(&swept);
-            observe::swept(began, &swept);
+            observe::swept(began, &swept, self.sweeps.behind());
             let swept = swept?;
             for (key, token) in &swept.expired {
                 let label = self.collections.label(key);
@@ -55,12 +55,6 @@ impl Core {
                 log::debug!(
                     target: "actix_doclock::background",
                     "{} idle sessions have ended", swept.sessions,
-                );
-            }
-            if let Err(e) = self.watch_the_overdue(&collections, &swept).await {
-                log::debug!(
-                    target: "actix_doclock::background",
-                    "sessions that are not announced may not be noticed: {e}",
                 );
             }
             if swept.announcements {

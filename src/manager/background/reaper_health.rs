@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::AbortHandle;
 
-use crate::{clock, error::Result, manager::pauses::IDLE_INTERVALS, text::millis_if_any};
+use crate::{
+    clock, error::Result, manager::pauses::IDLE_INTERVALS, store::Swept, text::millis_if_any,
+};
 
 /// The state of the reaper, the background task that ends idle sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,17 +29,11 @@ pub struct ReaperHealth {
     pub failures: u32,
     /// The error of the last failure since the last success.
     pub last_error: Option<String>,
-    /// The number of idle sessions, since the start of this server, of which no listener hears. The reaper had met
-    /// more expired locks than it can end at once. Before it came to these sessions, their locks vanished, probably by
-    /// MongoDB's TTL monitor.
-    ///
-    /// Sessions whose locks vanish before any reaper has seen them expired are not noticed: for example while no
-    /// server runs. A session that came back meanwhile and released its locks may count although nothing is missing.
-    /// Each server with a reaper counts for itself, so a sum may count a session several times.
-    pub unannounced: u64,
-    /// The time since the latest of these sessions were noticed. `None` if there are none.
-    #[serde(rename = "unannounced_ago_ms", serialize_with = "millis_if_any")]
-    pub unannounced_ago: Option<Duration>,
+    /// For how long each sweep has found more idle sessions than it ends at once. `None` if the sweeps keep up. No listener
+    /// hears of a session whose expired locks MongoDB's TTL monitor removes before the reaper comes to them: about a minute
+    /// after they have expired.
+    #[serde(rename = "behind_ms", serialize_with = "millis_if_any")]
+    pub behind: Option<Duration>,
 }
 
 /// Whether the reaper runs.
@@ -63,6 +59,7 @@ pub(in crate::manager) struct Sweeps {
 #[derive(Debug, Default)]
 struct Past {
     succeeded: Option<Instant>,
+    behind_since: Option<Instant>,
     failures: u32,
     error: Option<String>,
 }
@@ -74,16 +71,23 @@ impl Sweeps {
         let _ = self.reaper.set(reaper);
     }
 
-    pub(in crate::manager) fn saw<T>(&self, outcome: &Result<T>) {
-        let mut past = self.past.lock();
-        *past = match outcome {
-            Ok(_) => Past { succeeded: Some(clock::now()), ..Past::default() },
-            Err(e) => Past {
-                succeeded: past.succeeded,
-                failures: past.failures.saturating_add(1),
-                error: Some(e.to_string()),
-            },
-        };
+    pub(in crate::manager) fn saw(&self, outcome: &Result<Swept>) {
+        let (mut past, now) = (self.past.lock(), clock::now());
+        match outcome {
+            Ok(swept) => {
+                let behind_since = swept.more.then(|| past.behind_since.unwrap_or(now));
+                *past = Past { succeeded: Some(now), behind_since, ..Past::default() };
+            }
+            Err(e) => {
+                past.failures = past.failures.saturating_add(1);
+                past.error = Some(e.to_string());
+            }
+        }
+    }
+
+    /// For how long each sweep has reached its limit.
+    pub(in crate::manager) fn behind(&self) -> Option<Duration> {
+        self.past.lock().behind_since.map(clock::since)
     }
 
     /// The health of a reaper with this interval, or without one. `deadline` is how long one sweep may
@@ -92,7 +96,6 @@ impl Sweeps {
         &self,
         interval: Option<Duration>,
         deadline: Duration,
-        (unannounced, latest): (u64, Option<Instant>),
     ) -> ReaperHealth {
         let state = match (interval, self.reaper.get()) {
             (None, _) => ReaperState::Off,
@@ -109,8 +112,7 @@ impl Sweeps {
             overdue: state == ReaperState::Running && last_sweep.is_some_and(|ago| ago > late),
             failures: past.failures,
             last_error: past.error.clone(),
-            unannounced,
-            unannounced_ago: latest.map(clock::since),
+            behind: past.behind_since.map(clock::since),
         }
     }
 }
@@ -123,10 +125,10 @@ mod tests {
     #[tokio::test]
     async fn a_reaper_is_overdue_when_it_could_have_swept_long_ago() {
         let (sweeps, interval) = (Sweeps::default(), Some(Duration::from_secs(1)));
-        let overdue = || sweeps.health(interval, Duration::from_secs(5), (0, None)).overdue;
+        let overdue = || sweeps.health(interval, Duration::from_secs(5)).overdue;
         sweeps.by(tokio::spawn(std::future::pending::<()>()).abort_handle());
         assert!(!overdue(), "it has not begun");
-        sweeps.saw(&Ok(()));
+        sweeps.saw(&Ok(Swept::default()));
         assert!(!overdue());
         let ago = |secs| clock::now().checked_sub(Duration::from_secs(secs));
         // Three intervals and a sweep, twice.
@@ -134,8 +136,23 @@ mod tests {
         assert!(!overdue());
         sweeps.past.lock().succeeded = ago(17);
         assert!(overdue());
-        sweeps.saw::<()>(&Err(LockError::ShutDown));
+        sweeps.saw(&Err(LockError::ShutDown));
         assert!(overdue(), "a failure is no sweep");
-        assert_eq!(sweeps.health(None, Duration::ZERO, (0, None)).state, ReaperState::Off);
+        assert_eq!(sweeps.health(None, Duration::ZERO).state, ReaperState::Off);
+    }
+
+    #[test]
+    fn a_reaper_is_behind_as_long_as_each_sweep_reaches_its_limit() {
+        let (sweeps, ten) = (Sweeps::default(), Duration::from_secs(10));
+        let sweeps_with = |more| sweeps.saw(&Ok(Swept { more, ..Swept::default() }));
+        sweeps_with(true);
+        sweeps.past.lock().behind_since = clock::now().checked_sub(ten);
+        sweeps.saw(&Err(LockError::ShutDown));
+        sweeps_with(true);
+        assert!(sweeps.behind() >= Some(ten), "neither a failure nor another sweep has caught up");
+        sweeps_with(false);
+        assert_eq!(sweeps.behind(), None);
+        sweeps_with(true);
+        assert!(sweeps.behind() < Some(ten), "it counts anew");
     }
 }

@@ -24,7 +24,7 @@
 //! | [`LOST`] | `collection`, `reason` = broken, taken_over, expired, unknown, `noticed` = break, reaper, save, renewal, heartbeat, request |
 //! | [`RENEWALS`] | `of` = session, guards, `outcome` = ok, error |
 //! | [`SESSIONS_ENDED`] | `reason` = logged_out, expired, revoked |
-//! | [`UNANNOUNCED`] | |
+//! | [`SWEEP_BEHIND`] | |
 //! | [`STORE_ERRORS`] | `verb`, `kind` = unavailable, outcome_unknown, denied, rejected, other |
 //! | [`STORE_RETRIES`] | `kind` |
 //! | [`LOCKS_REFUSED`] | |
@@ -78,10 +78,9 @@ names! {
     counter Count RENEWALS = "doclock_renewals_total";
     /// Ends of sessions that this server has carried out, including repeated ones.
     counter Count SESSIONS_ENDED = "doclock_sessions_ended_total";
-    /// Idle sessions of which no listener hears, because their locks vanished before the reaper came to them. Noticed
-    /// only for sessions that the reaper of this server has seen overdue; see
-    /// [`ReaperHealth::unannounced`](crate::health::ReaperHealth).
-    counter Count UNANNOUNCED = "doclock_unannounced_total";
+    /// For how long each sweep has found more idle sessions than it ends at once; 0 if the sweeps keep up. See
+    /// [`ReaperHealth::behind`](crate::health::ReaperHealth).
+    gauge Seconds SWEEP_BEHIND = "doclock_sweep_behind_seconds";
     /// Operations that ended with an error of the store, after all attempts.
     counter Count STORE_ERRORS = "doclock_store_errors_total";
     /// Attempts that failed and were made again.

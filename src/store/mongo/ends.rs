@@ -71,9 +71,6 @@ impl Sessions for MongoStore {
         sweep(collections: &[&str], worker: Uuid, limit: usize) -> Swept:
             self.ends(collections, worker, until).sweep(limit),
             "ending idle sessions";
-        overdue(collections: &[&str], limit: usize) -> Vec<Aid>:
-            self.ends(collections, Uuid::nil(), until).overdue(limit),
-            "looking for sessions that are overdue";
         put_news(takeover: &Takeover, lease: Duration) -> ():
             self.ends(&[], takeover.event, until).put_news(takeover, lease),
             "noting a break or takeover";

@@ -92,7 +92,7 @@ async fn the_report_is_stable_json() {
         "event_streams": 0,
         "reaper": {
             "state": "off", "last_sweep_ms": null, "overdue": false, "failures": 0,
-            "last_error": null, "unannounced": 0, "unannounced_ago_ms": null,
+            "last_error": null, "behind_ms": null,
         },
         "panics": {},
         "frozen": [],

@@ -324,6 +324,7 @@ async fn ends_of_sessions_are_counted_by_reason_and_sweeps_are_timed() {
         &[("reason=logged_out", 1.0), ("reason=revoked", 1.0), ("reason=expired", 2.0)],
     );
     seen.assert_only(names::SWEEP_SECONDS, &[("outcome=ok", 1.0)]);
+    seen.assert_only(names::SWEEP_BEHIND, &[("", 0.0)]);
 }
 
 #[tokio::test]

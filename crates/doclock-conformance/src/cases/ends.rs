@@ -75,22 +75,6 @@ cases! {
         assert_eq!(store.token_on("of bob").await, of_bob.token);
     }
 
-    async fn sessions_are_overdue_while_their_expired_locks_are_there(store, idle, live, capped) {
-        for (id, aid) in [("a", idle), ("b", idle), ("c", live)] {
-            store.granted(id, aid).await;
-        }
-        store.granted("d", &Claim { max_hold: Some(TTL / 2), ..claim(capped) }).await;
-        store.age_all(&["a", "b", "d"], TTL).await;
-        let overdue = async || store.overdue(&[COLLECTION], 100, NONE).await.unwrap();
-        let before = overdue().await;
-        if before.is_empty() {
-            return; // The store cannot tell.
-        }
-        assert_eq!(before, std::slice::from_ref(idle));
-        store.sweeps().await;
-        assert_eq!(overdue().await, []);
-    }
-
     async fn the_end_of_a_session_tells_whose_it_was(store, idle, reads, over, later, without) {
         let holder = Holder::new("Alice $x").of_user("id.1");
         for (aid, id, mode) in [

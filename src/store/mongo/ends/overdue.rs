@@ -80,27 +80,6 @@ impl Ends<'_> {
         }
         Ok(overdue)
     }
-
-    // aggregate in each collection returns: the records with expired locks.
-    pub(super) async fn overdue(&self, limit: usize) -> Result<Vec<Aid>> {
-        let most = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut overdue = Overdue { limit: usize::MAX, ..Overdue::default() };
-        for collection in self.collections {
-            let at = self.prepared(collection)?;
-            for query in [overdue_by_ts, overdue_by_due] {
-                let (asked, stages) = (Instant::now(), query(collection, at.rules.ttl, most));
-                let found = at.primary.aggregate(stages).max_time(self.until.read_limit());
-                let found = rows(found).await?;
-                found
-                    .iter()
-                    .filter_map(|row| at.fetched(row, asked))
-                    .for_each(|it| overdue.add_record(it));
-            }
-        }
-        let is_idle = |(_, of): &(Aid, Vec<Expired>)| of.iter().any(|it| it.idle);
-        let idle = overdue.expired.into_iter().filter(is_idle).map(|(aid, _)| aid);
-        Ok(idle.take(limit).collect())
-    }
 }
 
 impl Overdue {

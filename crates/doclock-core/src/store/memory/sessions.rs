@@ -62,15 +62,6 @@ impl Sessions for MemoryStore {
         Ok(self.state.lock().sweep(collections, limit))
     }
 
-    async fn overdue(
-        &self,
-        names: &[&str],
-        limit: usize,
-        _until: Deadline,
-    ) -> StoreResult<Vec<Aid>> {
-        Ok(self.state.lock().overdue(names, limit))
-    }
-
     async fn put_news(
         &self,
         takeover: &Takeover,

@@ -16,16 +16,6 @@ use crate::{
 };
 
 impl State {
-    pub(super) fn overdue(&self, collections: &[&str], limit: usize) -> Vec<Aid> {
-        let now = self.now();
-        let of_collections =
-            self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));
-        let grants = of_collections.flat_map(|(_, record)| &record.grants);
-        let expired = grants.filter(|it| !it.is_live(now) && !it.has_reached_max_hold());
-        let aids: BTreeSet<_> = expired.map(|grant| grant.aid.clone()).collect();
-        aids.into_iter().take(limit).collect()
-    }
-
     pub(super) fn sweep(&mut self, collections: &[&str], limit: usize) -> Swept {
         let now = self.now();
         self.forget_places(collections, now);
