@@ -35,11 +35,11 @@ macro_rules! verbs {
 }
 
 use self::{
-    absent::Absent,
     acquire::RecordHints,
     admission::{Admission, Shared},
-    collection::primary,
+    concerns::primary,
     error::{Doing, Result, failure},
+    schema::{absent::Absent, status},
     send::Groups,
 };
 use crate::{
@@ -53,15 +53,13 @@ use crate::{
     },
 };
 
-mod absent;
 mod acquire;
 mod admission;
 mod asks;
 pub(super) mod codec;
 mod collection;
+mod concerns;
 mod connect;
-mod create_indexes;
-mod danger;
 mod difference;
 mod documents;
 mod ends;
@@ -71,29 +69,27 @@ mod group;
 mod hand_over;
 mod held_lock;
 mod ids;
-mod index;
 mod lock_record;
 mod new_record;
-mod owner;
 mod read;
 mod release;
 mod renew;
-mod requirements;
+mod schema;
 mod send;
 mod servers;
-mod status;
 mod step;
-mod survey;
 mod transaction;
 mod watch;
 mod write_many;
 
-pub use danger::Danger;
 pub(crate) use held_lock::Forget;
 pub use held_lock::HeldLock;
-pub use index::Index;
-pub use requirements::Needs;
-pub use survey::{Survey, Surveyed};
+pub use schema::{
+    danger::Danger,
+    index::Index,
+    requirements::Needs,
+    survey::{Survey, Surveyed},
+};
 pub use transaction::{TransactionError, WorkError};
 
 /// The kinds of collections that an application has of its own: [`MongoStore::own_collection`].

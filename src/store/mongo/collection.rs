@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use mongodb::{
-    Collection, Database,
+    Database,
     bson::{Bson, doc},
-    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
+    options::ReadConcern,
 };
 
 use crate::{
@@ -15,39 +15,17 @@ use crate::{
         DEFAULT_TTL, Pattern, Rules, StoreResult,
         mongo::{
             Inner, MongoStore, Prepared,
-            absent::Absent,
             acquire::RecordHints,
             admission::Admission,
-            create_indexes, danger,
+            concerns::{open, primary},
             error::{Doing, Result, failure, is_denied},
-            index::Index,
-            owner,
-            requirements::Needs,
-            send::{Groups, WRITE_CONCERN_TIMEOUT},
+            schema::{
+                absent::Absent, create_indexes, danger, index::Index, owner, requirements::Needs,
+            },
+            send::Groups,
         },
     },
 };
-
-/// A collection with fixed concerns, whatever the URI says.
-pub(super) fn open<T: Send + Sync>(
-    database: &Database,
-    name: &str,
-    concern: ReadConcern,
-) -> Collection<T> {
-    let mut acknowledged = WriteConcern::majority();
-    acknowledged.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
-    let options = CollectionOptions::builder()
-        .write_concern(acknowledged)
-        .read_concern(concern)
-        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
-        .build();
-    database.collection_with_options(name, options)
-}
-
-/// A collection whose reads return the state of the primary.
-pub(super) fn primary<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
-    open(database, name, ReadConcern::local())
-}
 
 pub(super) async fn prepare(
     store: &MongoStore,

@@ -24,7 +24,7 @@ use crate::{
         mongo::{
             FROZEN, MongoStore, SERVERS,
             codec::{self, millis, presentable},
-            collection::primary,
+            concerns::primary,
             error::Doing,
             send::{Timing, modified, row},
         },

@@ -9,12 +9,15 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{Danger, MongoStore, error::Doing, index::Index},
+    mongo::{Danger, MongoStore, error::Doing, schema::index::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No
 // answer → unavailable.
-pub(super) async fn status(store: &MongoStore, collections: &[&str]) -> StoreResult<StoreStatus> {
+pub(in crate::store::mongo) async fn status(
+    store: &MongoStore,
+    collections: &[&str],
+) -> StoreResult<StoreStatus> {
     // A missing primary is also an answer.
     let anybody = ReadPreference::PrimaryPreferred { options: None };
     let anybody = SelectionCriteria::ReadPreference(anybody);
@@ -67,7 +70,7 @@ fn majority_lag(hello: &Document) -> Option<Duration> {
 
 /// The kind of deployment, from a server's answer to `hello`. A member of a replica set names its set; a mongos says
 /// `isdbgrid`.
-pub(super) fn topology(hello: &Document) -> Topology {
+pub(in crate::store::mongo) fn topology(hello: &Document) -> Topology {
     if hello.contains_key("setName") {
         Topology::ReplicaSet
     } else if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {

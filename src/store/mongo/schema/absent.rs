@@ -12,8 +12,8 @@ use crate::{
     store::mongo::{
         LockCollection,
         codec::number,
-        danger::{self, Danger},
         error::{Result, failure, is_denied},
+        schema::danger::{self, Danger},
         send::Timing,
     },
 };
@@ -23,7 +23,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is known of the documents that were not found in a collection.
 #[derive(Debug, Default)]
-pub(super) struct Absent(Mutex<AbsenceNotes>);
+pub(in crate::store::mongo) struct Absent(Mutex<AbsenceNotes>);
 
 #[derive(Debug, Default)]
 struct AbsenceNotes {
@@ -40,7 +40,7 @@ impl LockCollection<'_> {
     ///
     /// # Errors
     /// If the collection has got a collation, so that a document may have a similar id.
-    pub(super) async fn explain_absence(&self, key: &LockKey) -> Result<()> {
+    pub(in crate::store::mongo) async fn explain_absence(&self, key: &LockKey) -> Result<()> {
         if let LockId::String(_) = key.id()
             && let Some(danger) = self.collation().await?
         {

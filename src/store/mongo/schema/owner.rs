@@ -12,8 +12,8 @@ use crate::{
     key::{Lockable, Named},
     store::mongo::{
         ENDED, FROZEN, MongoStore, SERVERS,
-        danger::Danger,
         error::{Result, failure},
+        schema::danger::Danger,
         send::rows,
     },
 };
@@ -30,7 +30,7 @@ const FIELDS: &[&str] = &[
 ];
 
 /// Why no documents can be locked in a collection of this name.
-pub(super) fn of_name(collection: &str) -> Option<String> {
+pub(in crate::store::mongo) fn of_name(collection: &str) -> Option<String> {
     if collection == Named::COLLECTION {
         return None;
     }

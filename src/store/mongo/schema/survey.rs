@@ -13,13 +13,15 @@ use crate::store::{
     StoreResult,
     mongo::{
         MongoStore,
-        collection::primary,
-        create_indexes,
-        danger::{self, Danger},
+        concerns::primary,
         error::{Doing, code, is_denied, store_error},
-        index::Index,
-        owner,
-        requirements::Needs,
+        schema::{
+            create_indexes,
+            danger::{self, Danger},
+            index::Index,
+            owner,
+            requirements::Needs,
+        },
     },
 };
 

@@ -11,7 +11,10 @@ use mongodb::{
     results::{CollectionSpecification, CollectionType},
 };
 
-use crate::store::mongo::{error::Result, index::Index, requirements::Needs};
+use crate::store::mongo::{
+    error::Result,
+    schema::{index::Index, requirements::Needs},
+};
 
 /// Something in a collection that the locks or sessions in it cannot live with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +112,7 @@ fn of_index(needs: &Needs, index: &Index, existing: &[Index]) -> Option<Danger> 
 
 /// The dangers in the kind and the options of a collection of documents or of records. `may_be_text`: the ids may be
 /// strings.
-pub(super) fn of_options(
+pub(in crate::store::mongo) fn of_options(
     found: &CollectionSpecification,
     has_records: bool,
     may_be_text: bool,
@@ -164,7 +167,7 @@ pub(super) fn of_options(
 }
 
 /// The kinds and the options of these collections, as far as they exist.
-pub(super) async fn options(
+pub(in crate::store::mongo) async fn options(
     database: &Database,
     names: &[&str],
 ) -> Result<Vec<CollectionSpecification>> {

@@ -14,12 +14,9 @@ use crate::{
         Rules, StoreResult,
         mongo::{
             codec::number,
-            danger,
             error::{Doing, Result, code, failure, is_denied},
             filters::nothing_held,
-            index::Index,
-            owner,
-            requirements::Needs,
+            schema::{danger, index::Index, owner, requirements::Needs},
             send::rows,
         },
     },
@@ -39,7 +36,7 @@ const INDEX_NOT_FOUND: i32 = 27;
 ///
 /// # Errors
 /// Also if the collection has an index with which its locks would be lost or refused.
-pub(super) async fn ensure_of_locks(
+pub(in crate::store::mongo) async fn ensure_of_locks(
     locks: &Collection<Document>,
     needs: &Needs,
     rules: &Rules,
@@ -79,7 +76,10 @@ pub(super) async fn ensure_of_locks(
 }
 
 /// Creates the missing indexes of another collection, and sets the expiry of its TTL index.
-pub(super) async fn ensure(collection: &Collection<Document>, needs: &Needs) -> StoreResult<()> {
+pub(in crate::store::mongo) async fn ensure(
+    collection: &Collection<Document>,
+    needs: &Needs,
+) -> StoreResult<()> {
     beside_other_servers(collection, || async {
         let existing = harmless(collection, needs).await?;
         let mut missing = Vec::new();
@@ -249,7 +249,10 @@ async fn change(collection: &Collection<Document>, index: Document) -> Result<Do
 
 /// The indexes of a collection. `IndexModel` would not do: the old shell wrote every number as a double, which that
 /// type rejects.
-pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Index>> {
+pub(in crate::store::mongo) async fn list(
+    database: &Database,
+    collection: &str,
+) -> Result<Vec<Index>> {
     let command = doc! { "listIndexes": collection };
     let mut found: Vec<Document> = match rows(database.run_cursor_command(command)).await {
         Err(e) if matches!(code(&e), Some(NAMESPACE_NOT_FOUND | IS_A_VIEW)) => {

@@ -7,7 +7,7 @@ use crate::{
         mongo::{
             ENDED, FROZEN, MongoStore, REMEMBER_ENDED, SERVERS,
             error::Doing,
-            index::{Index, LONGEST_INDEX},
+            schema::index::{Index, LONGEST_INDEX},
         },
     },
 };
@@ -59,14 +59,14 @@ impl Needs {
     }
 
     /// The needs of the collection of ended sessions.
-    pub(super) fn of_ended(collection: &str) -> Self {
+    pub(in crate::store::mongo) fn of_ended(collection: &str) -> Self {
         // Partial, because few records have unfinished steps.
         let step = Index::on("step").partial();
         let indexes = vec![Index::on("ts").expiring(REMEMBER_ENDED), step];
         Self::new(collection, RECORDS, indexes).with_dates(DATES_OF_ENDED)
     }
 
-    pub(super) fn of_locks(collection: &str, rules: &Rules) -> Self {
+    pub(in crate::store::mongo) fn of_locks(collection: &str, rules: &Rules) -> Self {
         let [readers, due] = ["readers.aid", "due"].map(|field| Index::on(field).partial());
         // An expired record of a fenced collection still holds its fence, which must not be forgotten.
         let expiry = if rules.fenced { LONGEST_INDEX } else { rules.expiry() };
