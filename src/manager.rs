@@ -30,8 +30,8 @@ mod health;
 mod limits;
 pub(crate) mod log_limit;
 mod observe;
-pub(crate) mod one_at_a_time;
 pub(crate) mod pauses;
+pub(crate) mod person_queues;
 mod reads;
 mod recent;
 mod refusals;
@@ -138,14 +138,13 @@ pub(crate) struct Core {
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,
-    /// Of the requests that name many documents.
-    pub(crate) batches: one_at_a_time::Turns<Person>,
+    /// For the requests that name many documents.
+    pub(crate) long_requests: person_queues::PersonQueues<Person>,
     asks: counts::InAMinute<Person>,
     served: Arc<watch::ends::Served>,
     pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
-    /// Wakes the listeners.
     /// The results of the reaper's sweeps.
     sweeps: background::reaper_health::Sweeps,
     panics: background::supervisor::Panics,

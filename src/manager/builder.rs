@@ -478,7 +478,7 @@ impl LockManagerBuilder {
             events,
             causes,
             event_streams: Streams::new(limits),
-            batches: Default::default(),
+            long_requests: Default::default(),
             asks: Default::default(),
             served,
             log_limit,

@@ -27,7 +27,7 @@ use crate::{
     manager::{
         Core,
         batches::Batches,
-        one_at_a_time::{Turn, Turns},
+        person_queues::{PersonQueues, PersonTurn},
     },
 };
 
@@ -77,7 +77,7 @@ pub(super) struct Descriptions {
     describe: Describe,
     turns: Arc<Semaphore>,
     /// One call at a time: a person whose documents take long leaves the turns to the others.
-    of_person: Turns<Person>,
+    of_person: PersonQueues<Person>,
     /// For each person, if that makes a difference.
     calls: Batches<Option<Actor>, Call>,
     faults: Mutex<Faults>,
@@ -95,7 +95,7 @@ impl Descriptions {
         Arc::new(Self {
             describe,
             turns: Arc::new(Semaphore::new(AT_ONCE)),
-            of_person: Turns::default(),
+            of_person: PersonQueues::default(),
             calls: Batches::of_at_most(MAX_KEYS),
             faults: Mutex::default(),
         })
@@ -131,7 +131,7 @@ impl Descriptions {
     /// Asks the application, if it is this call's turn in time.
     async fn ask(
         &self,
-        own_turn: Option<impl Future<Output = Option<Turn>>>,
+        own_turn: Option<impl Future<Output = Option<PersonTurn>>>,
         person: Option<Actor>,
         keys: Vec<LockKey>,
         core: &Core,
@@ -165,7 +165,7 @@ impl Descriptions {
         &self,
         person: Option<Actor>,
         keys: Vec<LockKey>,
-        turns: (Option<Turn>, OwnedSemaphorePermit),
+        turns: (Option<PersonTurn>, OwnedSemaphorePermit),
     ) -> Result<Titles, String> {
         let describe = Arc::clone(&self.describe.of);
         let mut call = tokio::spawn(async move {

@@ -16,7 +16,7 @@ use crate::{
     actor::Actor,
     error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
-    manager::{LockManager, batches::Batches, one_at_a_time::Turns},
+    manager::{LockManager, batches::Batches, person_queues::PersonQueues},
     text::{printable, short},
     web::problem::{hidden, log_failure},
 };
@@ -232,7 +232,7 @@ pub(super) struct Answers {
     calls: Batches<Option<Actor>, Call>,
     turns: Rc<Semaphore>,
     /// One call at a time: a policy that hangs for one person leaves the turns to the others.
-    of_person: Turns<Option<Actor>>,
+    of_person: PersonQueues<Option<Actor>>,
 }
 
 /// A call of the policy. Returns the visible ones of its documents; `None` if the policy has failed.
@@ -241,7 +241,7 @@ type Call = LocalBoxFuture<'static, Option<Rc<HashSet<LockKey>>>>;
 impl Default for Answers {
     fn default() -> Self {
         let calls = Batches::of_at_most(usize::MAX);
-        Self { calls, turns: Rc::new(Semaphore::new(AT_ONCE)), of_person: Turns::default() }
+        Self { calls, turns: Rc::new(Semaphore::new(AT_ONCE)), of_person: PersonQueues::default() }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
-    bson::{Binary, Bson, DateTime, Document as Record, doc, spec::BinarySubtype},
+    bson::{Binary, Bson, DateTime, Document, doc, spec::BinarySubtype},
     error::Result,
     options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
@@ -71,7 +71,7 @@ impl fmt::Debug for StoredSession {
 /// The collection. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Records {
-    collection: Collection<Record>,
+    collection: Collection<Document>,
     absolute: Option<Duration>,
 }
 
@@ -191,7 +191,7 @@ impl Records {
     }
 
     /// Ends the matching sessions that have not ended yet, and returns their number. The first reason stays.
-    async fn end(&self, mut filter: Record, reason: EndReason) -> Result<u64> {
+    async fn end(&self, mut filter: Document, reason: EndReason) -> Result<u64> {
         filter.insert("ended", doc! { "$exists": false });
         let end = pipeline::end(reason, Duration::ZERO, None);
         Ok(self.collection.update_many(filter, end).await?.modified_count)
@@ -210,7 +210,7 @@ impl Records {
 
     /// The live sessions of this user that have an id.
     pub(crate) async fn list(&self, user: &str) -> Result<Vec<StoredSession>> {
-        let session = |record: &Record| {
+        let session = |record: &Document| {
             Some(StoredSession {
                 id: id_of(record)?,
                 user: user.to_owned(),
@@ -241,7 +241,7 @@ impl Records {
         mine.insert("_id", doc! { "$in": records.clone() });
         self.collection.update_many(mine, pipeline::take(call, LEASE)).await?;
         let mine = doc! { "_id": { "$in": records }, "by": call.to_string() };
-        let due = |record: &Record| {
+        let due = |record: &Document| {
             let reason = EndReason::from_stored(record.get_str("ended").ok());
             Some((record.get("_id")?.clone(), id_of(record).map(|id| SessionEnd { id, reason })))
         };
@@ -253,12 +253,12 @@ impl Records {
         self.collection.update_many(which, pipeline::finish()).await.map(drop)
     }
 
-    async fn exists(&self, filter: Record) -> Result<bool> {
+    async fn exists(&self, filter: Document) -> Result<bool> {
         let found = self.collection.find_one(filter).projection(doc! { "_id": 1 }).await?;
         Ok(found.is_some())
     }
 
-    async fn find(&self, filter: Record) -> Result<Vec<Record>> {
+    async fn find(&self, filter: Document) -> Result<Vec<Document>> {
         self.collection.find(filter).projection(doc! { "state": 0 }).await?.try_collect().await
     }
 }
@@ -270,22 +270,22 @@ fn hashed(key: &str) -> Bson {
     Binary { subtype: BinarySubtype::Generic, bytes }.into()
 }
 
-fn by_key(key: &str) -> Record {
+fn by_key(key: &str) -> Document {
     doc! { "_id": { "$eq": hashed(key) } }
 }
 
-fn id_of(record: &Record) -> Option<String> {
+fn id_of(record: &Document) -> Option<String> {
     record.get_str("aid").ok().map(str::to_owned)
 }
 
 /// A date that can be shown: RFC 3339 has only years of four digits.
-fn date(record: &Record, field: &str) -> SystemTime {
+fn date(record: &Document, field: &str) -> SystemTime {
     const END_OF_9999: i64 = 253_402_300_799_999;
     let millis = record.get_datetime(field).map_or(0, |date| date.timestamp_millis());
     DateTime::from_millis(millis.clamp(0, END_OF_9999)).to_system_time()
 }
 
-fn state_of(record: &Record) -> Option<State> {
+fn state_of(record: &Document) -> Option<State> {
     let entry = |entry: &Bson| {
         let entry = entry.as_document()?;
         Some((entry.get_str("k").ok()?.to_owned(), entry.get_str("v").ok()?.to_owned()))

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use futures_util::future::try_join;
 use mongodb::{
     Collection,
-    bson::{Bson, DateTime, Document as Record, doc},
+    bson::{Bson, DateTime, Document, doc},
     options::ReturnDocument,
 };
 use uuid::Uuid;
@@ -109,7 +109,7 @@ impl Servers for MongoStore {
 }
 
 impl MongoStore {
-    fn frozen(&self) -> Collection<Record> {
+    fn frozen(&self) -> Collection<Document> {
         primary(self.database(), &self.own_collection(FROZEN))
     }
 
@@ -126,11 +126,11 @@ impl MongoStore {
 }
 
 /// The entries of either record, which somebody may have edited.
-fn all() -> Record {
+fn all() -> Document {
     doc! { "$cond": [{ "$isArray": "$of" }, "$of", []] }
 }
 
-fn with_freeze(scope: &Scope, freeze: Option<&NewFreeze>) -> Vec<Record> {
+fn with_freeze(scope: &Scope, freeze: Option<&NewFreeze>) -> Vec<Document> {
     let collection = doc! { "$literal": name(scope) };
     let is_on = doc! { "$gt": ["$$this.until", "$$NOW"] };
     let is_other = doc! { "$ne": ["$$this.collection", &collection] };
@@ -159,7 +159,7 @@ fn with_freeze(scope: &Scope, freeze: Option<&NewFreeze>) -> Vec<Record> {
 }
 
 /// The freezes that are on, with their remaining time by the server's clock.
-fn remaining() -> Record {
+fn remaining() -> Document {
     let left = doc! { "left": { "$subtract": ["$$this.until", "$$NOW"] } };
     let is_date = doc! { "$eq": [{ "$type": "$$this.until" }, "date"] };
     let is_on = doc! { "$and": [is_date, { "$gt": ["$$this.until", "$$NOW"] }] };
@@ -168,7 +168,7 @@ fn remaining() -> Record {
     doc! { "_id": 0, "of": { "$map": { "input": on, "as": "this", "in": with_left } } }
 }
 
-fn freezes(record: Option<Record>) -> Vec<Freeze> {
+fn freezes(record: Option<Document>) -> Vec<Freeze> {
     let record = record.unwrap_or_default();
     let read = codec::documents(&record, "of").filter_map(|freeze| {
         let scope = match freeze.get_str("collection").ok()? {
@@ -196,14 +196,14 @@ fn name(scope: &Scope) -> &str {
 }
 
 /// The notes that count, and for which the condition holds.
-fn counting(condition: Bson) -> Record {
+fn counting(condition: Bson) -> Document {
     let is_date = doc! { "$eq": [{ "$type": "$$this.at" }, "date"] };
     let oldest = doc! { "$subtract": ["$$NOW", millis(COUNTS_FOR)] };
     let counts = doc! { "$and": [is_date, { "$gt": ["$$this.at", oldest] }, condition] };
     doc! { "$filter": { "input": all(), "cond": counts } }
 }
 
-fn with_note(id: Uuid, note: Option<&ServerNote>) -> Vec<Record> {
+fn with_note(id: Uuid, note: Option<&ServerNote>) -> Vec<Document> {
     let is_other = doc! { "$ne": ["$$this.id", { "$literal": id.to_string() }] };
     let others = doc! { "$slice": [counting(is_other.into()), MOST as i32 - 1] };
     let of: Bson = match note {
@@ -216,7 +216,7 @@ fn with_note(id: Uuid, note: Option<&ServerNote>) -> Vec<Record> {
     vec![doc! { "$set": { "of": of } }]
 }
 
-fn record(note: &ServerNote) -> Record {
+fn record(note: &ServerNote) -> Document {
     let ServerNote { id, name, version, ttl, collections, key } = note;
     let collections = collections.iter().take(MOST).map(|(name, flags)| {
         doc! { "name": name, "fenced": flags.fenced, "fair": flags.fair }
@@ -228,13 +228,13 @@ fn record(note: &ServerNote) -> Record {
     }
 }
 
-fn notes(record: Option<Record>) -> Vec<ServerNote> {
+fn notes(record: Option<Document>) -> Vec<ServerNote> {
     codec::documents(&record.unwrap_or_default(), "of").filter_map(note).collect()
 }
 
 /// `None` for a note that this version does not understand.
-fn note(record: &Record) -> Option<ServerNote> {
-    let text = |of: &Record, field| of.get_str(field).ok().map(str::to_owned);
+fn note(record: &Document) -> Option<ServerNote> {
+    let text = |of: &Document, field| of.get_str(field).ok().map(str::to_owned);
     let collections = codec::documents(record, "collections").filter_map(|it| {
         let flag = |name| it.get_bool(name).unwrap_or_default();
         Some((text(it, "name")?, Flags::new(flag("fenced"), flag("fair"))))

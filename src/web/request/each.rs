@@ -7,7 +7,7 @@ use crate::{
     error::{LockError, Result},
     key::LockKey,
     lock::Mode,
-    manager::{Availability, one_at_a_time::Turn},
+    manager::{Availability, person_queues::PersonTurn},
     web::request::RequestLocks,
 };
 
@@ -24,11 +24,12 @@ impl RequestLocks {
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`], also if the turn does not come in time.
-    pub(in crate::web) async fn turn(&self, keys: &[LockKey]) -> Result<Option<Turn>> {
+    pub(in crate::web) async fn turn(&self, keys: &[LockKey]) -> Result<Option<PersonTurn>> {
         let Some(key) = keys.first() else { return Ok(None) };
         let too_many =
             || LockError::TooManyWaiters { key: key.clone(), limit: MOST, per_session: true };
-        let turn = self.manager.core.batches.join(self.counts_as(), MOST).ok_or_else(too_many)?;
+        let turn =
+            self.manager.core.long_requests.join(self.counts_as(), MOST).ok_or_else(too_many)?;
         match timeout_at(self.begin().into(), turn).await {
             Ok(Some(turn)) => Ok(Some(turn)),
             _ => Err(too_many()),

@@ -1,4 +1,4 @@
-//! Turns: of each person one thing of a kind is under way at a time, and the others wait.
+//! Queues of persons: of each person one thing of a kind is under way at a time, and the others wait.
 
 use std::{hash::Hash, sync::Arc};
 
@@ -10,25 +10,25 @@ use crate::random::HashMap;
 
 /// The queues of the persons that have something under way.
 #[derive(Debug)]
-pub(crate) struct Turns<P>(Mutex<HashMap<P, Arc<Semaphore>>>);
+pub(crate) struct PersonQueues<P>(Mutex<HashMap<P, Arc<Semaphore>>>);
 
 /// The next one in the queue follows when this value is dropped.
-pub(crate) type Turn = OwnedSemaphorePermit;
+pub(crate) type PersonTurn = OwnedSemaphorePermit;
 
-impl<P> Default for Turns<P> {
+impl<P> Default for PersonQueues<P> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<P: Hash + Eq> Turns<P> {
+impl<P: Hash + Eq> PersonQueues<P> {
     /// Joins the queue of this person, and resolves when the turn comes. Returns `None` if `most` are in the queue
     /// already, with the one that has its turn. A future that is dropped leaves the queue.
     pub(crate) fn join(
         &self,
         person: P,
         most: usize,
-    ) -> Option<impl Future<Output = Option<Turn>> + Send + use<P>> {
+    ) -> Option<impl Future<Output = Option<PersonTurn>> + Send + use<P>> {
         let mut queues = self.0.lock();
         if !queues.contains_key(&person) {
             queues.retain(|_, queue| Arc::strong_count(queue) > 1);
@@ -46,7 +46,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_person_has_one_turn_and_idle_queues_are_forgotten() {
-        let turns = Turns::default();
+        let turns = PersonQueues::default();
         let now = |person| turns.join(person, 2).and_then(|it| it.now_or_never().flatten());
         let first = now("alice").unwrap();
         let second = turns.join("alice", 2).unwrap();
