@@ -4,10 +4,27 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::actor::Person;
-use crate::manager::{
-    collections::Collections, freezes::Freezes, granting::Granting, log_limit::LogLimit,
-    reads::Reads, saves::Saves, sessions::Sessions, verbs::Verbs, watched::Beliefs,
+use crate::{
+    actor::Person,
+    manager::{
+        background::{reaper_health::Sweeps, supervisor::Panics},
+        causes::Causes,
+        collections::Collections,
+        counts::InAMinute,
+        describe::Descriptions,
+        fleet::Servers,
+        freezes::Freezes,
+        granting::Granting,
+        log_limit::LogLimit,
+        person_queues::PersonQueues,
+        reads::Reads,
+        saves::Saves,
+        sessions::Sessions,
+        settings::Settings,
+        verbs::Verbs,
+        watch::{changes::Watches, ends::Served, events::Events, streams::Streams},
+        watched::Beliefs,
+    },
 };
 
 mod activity;
@@ -30,6 +47,7 @@ mod health;
 mod limits;
 pub(crate) mod log_limit;
 mod observe;
+mod parts;
 pub(crate) mod pauses;
 pub(crate) mod person_queues;
 mod reads;
@@ -38,6 +56,7 @@ mod refusals;
 mod release;
 mod saves;
 mod sessions;
+mod settings;
 mod store_time;
 mod takeover;
 mod verbs;
@@ -49,7 +68,7 @@ pub use background::{
     reaper_health::{ReaperHealth, ReaperState},
     supervisor::TaskPanics,
 };
-pub use builder::{BuildError, LockManagerBuilder};
+pub use builder::LockManagerBuilder;
 pub use claim::Wait;
 #[cfg(feature = "web")]
 pub(crate) use claim::Wanted;
@@ -66,6 +85,7 @@ pub use observe::names as metrics;
 pub(crate) use reads::LISTED;
 #[cfg(feature = "web")]
 pub(crate) use reads::decode;
+pub use settings::BuildError;
 pub use takeover::MAX_REASON_BYTES;
 #[cfg(feature = "web")]
 pub(crate) use takeover::can_be_taken_over;
@@ -128,26 +148,26 @@ pub(crate) struct Core {
     pub(crate) granting: Arc<Granting>,
     pub(crate) saves: Saves,
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) settings: builder::Settings,
-    watches: watch::changes::Watches,
+    pub(crate) settings: Settings,
+    watches: Watches,
     /// Only for health: cancelled when a stop has begun, and when `stop` is cancelled.
     pub(crate) stop_begins: CancellationToken,
-    pub(crate) servers: Arc<fleet::Servers>,
-    pub(crate) events: Arc<watch::events::Events>,
-    pub(crate) causes: Arc<causes::Causes>,
+    pub(crate) servers: Arc<Servers>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) causes: Arc<Causes>,
     /// `None` if the application does not describe its documents.
-    descriptions: Option<Arc<describe::Descriptions>>,
-    pub(crate) event_streams: watch::streams::Streams,
+    descriptions: Option<Arc<Descriptions>>,
+    pub(crate) event_streams: Streams,
     /// For the requests that name many documents.
-    pub(crate) long_requests: person_queues::PersonQueues<Person>,
-    asks: counts::InAMinute<Person>,
-    served: Arc<watch::ends::Served>,
+    pub(crate) long_requests: PersonQueues<Person>,
+    asks: InAMinute<Person>,
+    served: Arc<Served>,
     pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// The results of the reaper's sweeps.
-    sweeps: background::reaper_health::Sweeps,
-    panics: background::supervisor::Panics,
+    sweeps: Sweeps,
+    panics: Panics,
 }
 
 /// Cancels its token when it is dropped.
@@ -157,6 +177,10 @@ struct Stop(CancellationToken);
 impl Stop {
     fn token(&self) -> CancellationToken {
         self.0.clone()
+    }
+
+    fn cancel(&self) {
+        self.0.cancel();
     }
 }
 
@@ -192,7 +216,7 @@ impl LockManager {
     /// sessions that were not announced are left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
-        self.core.stop.0.cancel();
+        self.core.stop.cancel();
         let drained = self.core.verbs.runner.drain(self.deadline() * 2);
         tokio::join!(self.core.servers.forget(), drained);
     }

@@ -1,8 +1,6 @@
-//! The settings of a manager, with their defaults.
+//! The builder of a manager.
 
-use std::{
-    collections::HashMap, fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration,
-};
+use std::{collections::HashMap, fmt, future::Future, sync::Arc, time::Duration};
 
 use crate::{
     actor::Actor,
@@ -12,48 +10,15 @@ use crate::{
     key::LockKey,
     lock::{Holder, Lock},
     manager::{
-        Core, LockManager, Stop,
-        activity::Activity,
-        background::{
-            listener::{self, Listener, Listeners},
-            reaper,
-        },
-        collections::{self, Collections},
-        describe::{Describe, Descriptions},
+        Core, LockManager,
+        background::listener::{Listener, Listeners},
+        describe::Describe,
         dyn_store::DynStore,
-        fleet::{self, Servers},
-        freezes::{self, Freezes},
-        granting::Granting,
-        limits::{self, Limits},
-        log_limit::LogLimit,
-        reads::Reads,
-        saves::Saves,
-        sessions::Sessions,
-        store_time::StoreTime,
-        verbs::{Runner, Verbs},
-        wait::Queues,
-        watch::{events::Events, streams::Streams},
-        watched::Beliefs,
+        limits::Limits,
+        settings::{BuildError, Settings},
     },
-    store::{DEFAULT_TTL, TTL_RANGE},
     takeover::Takeover,
 };
-
-/// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
-/// waits for a page.
-const DEADLINE: Duration = Duration::from_secs(5);
-const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(10 * 60);
-const DEADLINE_RANGE: RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(120);
-
-/// Often enough for a listener that notifies people. A query of an index that finds nothing costs the
-/// server less than a millisecond.
-const REAPER_INTERVAL: Duration = Duration::from_secs(1);
-const REAPER_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
-
-const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
-const LISTENER_RANGE: RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(10 * 60);
 
 /// Settings of a [`LockManager`], each with a safe default.
 #[must_use = "a builder does nothing until `build` is called"]
@@ -61,58 +26,17 @@ pub struct LockManagerBuilder {
     store: Arc<dyn DynStore>,
     settings: Settings,
     listeners: Listeners,
-    listener_timeout: Duration,
     describe: Option<Describe>,
-}
-
-#[derive(Clone)]
-pub(crate) struct Settings {
-    pub(crate) ttl: Duration,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) deadline: Duration,
-    pub(crate) drain_delay: Duration,
-    pub(crate) holder: Holder,
-    pub(super) reaper_interval: Option<Duration>,
-    limits: Limits,
-    break_policy: LockPolicy,
-    take_over_policy: LockPolicy,
-    admin_policy: Option<AdminPolicy>,
-}
-
-type LockPolicy = Arc<dyn Fn(&Actor, &Lock) -> bool + Send + Sync>;
-type AdminPolicy = Arc<dyn Fn(&Actor) -> bool + Send + Sync>;
-
-impl Settings {
-    pub(crate) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
-        (self.break_policy)(actor, lock)
-    }
-
-    pub(super) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
-        (self.take_over_policy)(actor, lock)
-    }
-
-    /// `None` if nobody may.
-    pub(crate) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
-        self.admin_policy.as_ref().map(|allows| allows(actor))
-    }
 }
 
 impl LockManagerBuilder {
     pub(super) fn new(store: Arc<dyn DynStore>) -> Self {
-        let settings = Settings {
-            ttl: DEFAULT_TTL,
-            max_hold: None,
-            deadline: DEADLINE,
-            drain_delay: Duration::ZERO,
-            holder: Holder::new("another session"),
-            reaper_interval: Some(REAPER_INTERVAL),
-            limits: Limits::default(),
-            break_policy: Arc::new(|_, _| false),
-            take_over_policy: Arc::new(Actor::is_holder_of),
-            admin_policy: None,
-        };
-        let (listeners, listener_timeout) = (Listeners::default(), LISTENER_TIMEOUT);
-        Self { store, settings, listeners, listener_timeout, describe: None }
+        Self {
+            store,
+            settings: Settings::default(),
+            listeners: Listeners::default(),
+            describe: None,
+        }
     }
 
     /// How long a lock outlives the last activity of its session. Default 150 s, from 1 s to 30 days.
@@ -242,7 +166,7 @@ impl LockManagerBuilder {
     /// How long a listener may take before its call is dropped. Default 10 s, from 100 ms to 10
     /// minutes.
     pub fn listener_timeout(mut self, timeout: Duration) -> Self {
-        self.listener_timeout = timeout;
+        self.settings.listener_timeout = timeout;
         self
     }
 
@@ -382,167 +306,10 @@ impl LockManagerBuilder {
     /// # Panics
     /// Outside a Tokio runtime.
     pub async fn build(self) -> Result<LockManager, BuildError> {
-        let a_duration = "a duration";
-        in_range("ttl", a_duration, self.settings.ttl, TTL_RANGE)?;
-        in_range("deadline", a_duration, self.settings.deadline, DEADLINE_RANGE)?;
-        in_range("drain_delay", a_duration, self.settings.drain_delay, DRAIN_RANGE)?;
-        in_range("listener_timeout", a_duration, self.listener_timeout, LISTENER_RANGE)?;
-        if let Some(max_hold) = self.settings.max_hold {
-            in_range("max_hold", a_duration, max_hold, TTL_RANGE)?;
-        }
-        if let Some(interval) = self.settings.reaper_interval {
-            in_range("reaper_interval", a_duration, interval, REAPER_RANGE)?;
-        }
-        let Settings { ttl, deadline, reaper_interval, limits, .. } = self.settings;
-        for (limit, value) in [
-            ("limit `locks_per_session`", limits.locks_per_session),
-            ("limit `waiters_per_session`", limits.waiters_per_session),
-            ("limit `waiters_per_person`", limits.waiters_per_person),
-            ("limit `waiters`", limits.waiters),
-        ] {
-            in_range(limit, "a number", value, limits::RANGE)?;
-        }
-        let stop = Stop::default();
-        let verbs = Arc::new(Verbs::new(self.store, Runner::on_current_runtime(), deadline));
-        let (events, log_limit) = (Arc::<Events>::default(), Arc::<LogLimit>::default());
-        let time = Arc::<StoreTime>::default();
-        let freezes = Freezes::new(Arc::clone(&verbs), Arc::clone(&events), Arc::clone(&time));
-        let freezes = Arc::new(freezes);
-        let servers = Arc::new(Servers::new(Arc::clone(&verbs), ttl));
-        let collections = Arc::new(Collections::new(
-            Arc::clone(&verbs),
-            Arc::clone(&freezes),
-            Arc::clone(&servers),
-            Arc::clone(&log_limit),
-            ttl,
-        ));
-        let beliefs = Arc::new(Beliefs {
-            activity: Activity::new(ttl / 3),
-            watched: Default::default(),
-            losses: Default::default(),
-            time,
-            queues: Arc::new(Queues::new(
-                limits,
-                Arc::clone(&verbs),
-                Arc::clone(&collections),
-                Arc::clone(&freezes),
-                stop.token().child_token(),
-            )),
-        });
-        let reads = Arc::new(Reads {
-            verbs: Arc::clone(&verbs),
-            collections: Arc::clone(&collections),
-            beliefs: Arc::clone(&beliefs),
-        });
-        let granting = Arc::new(Granting {
-            verbs: Arc::clone(&verbs),
-            collections: Arc::clone(&collections),
-            freezes: Arc::clone(&freezes),
-            beliefs: Arc::clone(&beliefs),
-            reads: Arc::clone(&reads),
-            ttl,
-            max_hold: self.settings.max_hold,
-            max_locks: limits.locks_per_session,
-        });
-        let causes = Arc::default();
-        let saves = Saves {
-            verbs: Arc::clone(&verbs),
-            collections: Arc::clone(&collections),
-            beliefs: Arc::clone(&beliefs),
-            causes: Arc::clone(&causes),
-        };
-        let served = Arc::default();
-        let sessions = Arc::new(Sessions {
-            verbs: Arc::clone(&verbs),
-            collections: Arc::clone(&collections),
-            beliefs: Arc::clone(&beliefs),
-            reads: Arc::clone(&reads),
-            renewals: Default::default(),
-            paces: Default::default(),
-            served: Arc::clone(&served),
-            stop: stop.token(),
-            ttl,
-            max_hold: self.settings.max_hold,
-        });
-        let core = Arc::new(Core {
-            verbs,
-            collections,
-            freezes,
-            beliefs,
-            reads,
-            granting,
-            saves,
-            sessions,
-            settings: self.settings,
-            watches: Default::default(),
-            events,
-            causes,
-            event_streams: Streams::new(limits),
-            long_requests: Default::default(),
-            asks: Default::default(),
-            served,
-            log_limit,
-            descriptions: self.describe.map(Descriptions::new),
-            stop_begins: stop.token().child_token(),
-            stop,
-            servers,
-            sweeps: Default::default(),
-            panics: Default::default(),
-        });
-        let weak = Arc::downgrade(&core);
-        core.collections.follow_with(move || {
-            if let Some(core) = weak.upgrade() {
-                core.follow_all();
-            }
-        });
-        core.supervise("freezes", |_| {}, freezes::follow);
-        core.supervise("collections", |_| {}, collections::follow);
-        if let Some(interval) = reaper_interval {
-            let run = move |core| reaper::run(core, interval);
-            core.sweeps.by(core.supervise("reaper", |_| {}, run));
-            core.supervise("note of this server", |_| {}, fleet::follow);
-        }
-        let (Listeners { ended, takeovers }, limit) = (self.listeners, self.listener_timeout);
-        for (task, listener) in [("listener", ended), ("listener for taken locks", takeovers)] {
-            let Some(listener) = listener else { continue };
-            let run = move |core| listener::run(core, listener.clone(), limit);
-            core.supervise(task, |_| {}, run);
-        }
+        self.settings.check()?;
+        let core = Core::new(self.store, self.settings, self.describe);
+        core.start(self.listeners);
         Ok(LockManager { core })
-    }
-}
-
-fn in_range<T: PartialOrd + fmt::Debug>(
-    setting: &'static str,
-    what: &'static str,
-    value: T,
-    range: RangeInclusive<T>,
-) -> Result<(), BuildError> {
-    if range.contains(&value) {
-        return Ok(());
-    }
-    let range = format!("{what} from {:?} to {:?}", range.start(), range.end());
-    Err(BuildError { setting, value: format!("{value:?}"), range })
-}
-
-/// A setting is out of its range.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the {setting} of {value} is out of range: write {range}")]
-pub struct BuildError {
-    setting: &'static str,
-    value: String,
-    range: String,
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("ttl", &self.ttl)
-            .field("max_hold", &self.max_hold)
-            .field("deadline", &self.deadline)
-            .field("holder", &self.holder)
-            .field("reaper_interval", &self.reaper_interval)
-            .finish_non_exhaustive()
     }
 }
 
@@ -551,46 +318,5 @@ impl fmt::Debug for LockManagerBuilder {
         f.debug_struct("LockManagerBuilder")
             .field("settings", &self.settings)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::MemoryStore;
-
-    #[tokio::test]
-    async fn a_setting_out_of_range_is_refused_by_name_and_says_what_to_write() {
-        let settings = || LockManager::builder(MemoryStore::new());
-        let (none, year) = (Duration::ZERO, Duration::from_secs(365 * 24 * 60 * 60));
-        for value in [none, year] {
-            let cases = [
-                ("ttl", settings().ttl(value)),
-                ("deadline", settings().deadline(value)),
-                ("max_hold", settings().max_hold(value)),
-                ("reaper_interval", settings().reaper_interval(value)),
-                ("listener_timeout", settings().listener_timeout(value)),
-            ];
-            for (setting, builder) in cases {
-                let refused = builder.build().await.unwrap_err().to_string();
-                assert!(refused.contains(setting), "{refused}");
-                assert!(refused.contains("write a duration from"), "{refused}");
-            }
-        }
-        for value in [0, usize::MAX] {
-            let usual = Limits::default();
-            let cases = [
-                ("locks_per_session", Limits { locks_per_session: value, ..usual }),
-                ("waiters", Limits { waiters: value, ..usual }),
-                ("waiters_per_session", Limits { waiters_per_session: value, ..usual }),
-                ("waiters_per_person", Limits { waiters_per_person: value, ..usual }),
-            ];
-            for (limit, limits) in cases {
-                let refused = settings().limits(limits).build().await.unwrap_err().to_string();
-                assert!(refused.contains(&format!("the limit `{limit}` of")), "{refused}");
-                assert!(refused.contains("write a number from 1 to"), "{refused}");
-            }
-        }
-        settings().build().await.unwrap();
     }
 }
