@@ -5,6 +5,7 @@ mod admin;
 mod api;
 mod assets;
 mod clients;
+mod current_request;
 mod events;
 mod format;
 mod locked_doc;

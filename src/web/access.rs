@@ -18,7 +18,7 @@ use crate::{
     key::LockKey,
     manager::{LockManager, batches::Batches, person_queues::PersonQueues},
     text::{printable, short},
-    web::problem::{hidden, log_failure},
+    web::current_request::{hidden, log_failure},
 };
 
 /// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.

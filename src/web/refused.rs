@@ -9,10 +9,7 @@ use crate::{
     error::LockError,
     lock::Lock,
     version::Version,
-    web::{
-        format::rfc3339,
-        problem::{Problem, saved_before},
-    },
+    web::{current_request::saved_before, format::rfc3339, problem::Problem},
 };
 
 /// What a page says of an error: who has the lock, since when, why, and what the person may do. Made by

@@ -44,10 +44,7 @@ use crate::{
     lock::{Aid, Lock, LockToken},
     manager::{LockManager, Provisional},
     store::NamedBy,
-    web::{
-        problem::{Problem, misconfigured},
-        settings::Settings,
-    },
+    web::{current_request::misconfigured, problem::Problem, settings::Settings},
 };
 
 /// The key of the aid in the state of the session.

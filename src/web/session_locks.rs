@@ -18,8 +18,9 @@ use crate::{
     store::Released,
     version::Version,
     web::{
+        current_request::log_fault,
         locked_doc::{HeldDoc, LockedDoc, held, open},
-        problem::{Problem, log_fault},
+        problem::Problem,
         refused::Refused,
         request::{Elsewhere, OwnLock, RequestLocks, Terms},
     },

@@ -14,7 +14,8 @@ use crate::{
     lock::Aid,
     manager::LockManager,
     web::{
-        problem::{Asker, CURRENT_REQUEST, CurrentRequest, Problem, log_fault},
+        current_request::{Asker, CURRENT_REQUEST, CurrentRequest, log_fault},
+        problem::Problem,
         request::{RequestLocks, Whose},
         settings::Settings,
     },

@@ -8,7 +8,7 @@ use crate::{
     lock::{Aid, Lock},
     takeover::LossCause,
     web::{
-        problem::CURRENT_REQUEST,
+        current_request::CURRENT_REQUEST,
         request::{Got, OwnLock, RequestLocks, Terms},
     },
 };

@@ -9,7 +9,7 @@ use crate::{
     error::{LockError, Result},
     key::{InvalidKey, LockKey, Lockable},
     web::{
-        problem::{hidden, misconfigured},
+        current_request::{hidden, misconfigured},
         request::RequestLocks,
     },
 };

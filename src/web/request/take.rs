@@ -12,7 +12,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Acquired, Wait, Wanted, can_be_taken_over, watch::ends::came},
     web::{
-        problem::CURRENT_REQUEST,
+        current_request::CURRENT_REQUEST,
         request::{Document, Elsewhere, Got, OwnLock, RequestLocks, Terms},
     },
 };

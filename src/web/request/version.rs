@@ -11,7 +11,7 @@ use crate::{
     store::StoredDocument,
     version::{SharedVersion, Version},
     web::{
-        problem::Asker,
+        current_request::Asker,
         request::{OwnLock, RequestLocks},
     },
 };
