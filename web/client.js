@@ -1088,6 +1088,7 @@ class PageLock {
   #opened = 0;           // counts the openings: each of them learns its person anew
   #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
+  #unwantedUntil = 0;    // a wait that this page has given up may be granted until then
   #releasing = 0;        // saves under way that release the lock
   #sent = new Set();     // requests under way by `fetch`
   #saves = Promise.resolve();   // one after the other
@@ -1181,6 +1182,7 @@ class PageLock {
     this.#nudge();
     if (line?.asks) this.#withdraw();
     this.#changed();
+    if (by) this.giveUp(by);   // the lock may have been granted already
   }
 
   // -- asking the holder, and answering
@@ -1264,6 +1266,7 @@ class PageLock {
       if (!this.viewers.size) this.#part();
       const { token } = this, isAnswerMissing = this.#wanted;
       this.#wanted = false;
+      if (isAnswerMissing) this.#unwantedUntil = performance.now() + WAIT_MS;
       if (token) this.#free();
       if (token || isAnswerMissing) await this.#release(token ? { token } : {});
     });
@@ -1271,7 +1274,9 @@ class PageLock {
 
   // Until the server has heard it: otherwise the lock would live as long as its tab.
   async #release(body, failures = 0) {
-    const isNeeded = [...this.#api.locks.values()].some(it => it.url === this.url && it.#keepers.size);
+    // The lock of the other mode is another one, unless it is this one.
+    const isOfBody = it => !body.token || it.mode === this.mode || it.token === body.token;
+    const isNeeded = [...this.#api.locks.values()].some(it => it.url === this.url && it.#keepers.size && isOfBody(it));
     PageLock.#unheard.delete(body);
     if (isNeeded) return;   // and released by its new keeper
     const url = this.url + '/release';
@@ -1334,6 +1339,7 @@ class PageLock {
   async #post(body, options) {
     const turn = this.#turn, ends = this.#ends, opened = this.#opened;
     this.#wanted = true;
+    this.#unwantedUntil = 0;
     body = { mode: this.mode, ...this.version && { version: this.version }, ...body };
     let answer = await request('POST', this.url, PROMISED.lock, { body, person: this.#personAt(this.url), ...options });
     if (answer.aborted) return answer;
@@ -1428,6 +1434,8 @@ class PageLock {
     if (state === 'mine') {
       // The lock belongs to this tab: its answer is under way or was lost, or it was granted before a reload.
       if (this.#poll) return this.#lookIn(1000);
+      if (performance.now() < this.#unwantedUntil) inOrder(this.url, () => this.#release({}));
+      this.#unwantedUntil = 0;
       if (this.#wanted && visible()) return void this.ask({});
       state = 'free';
     }

@@ -46,7 +46,8 @@ const LIFE: Duration = Duration::from_secs(15 * 60);
 const AT_ONCE: usize = 256;
 /// For how long after the end of its session a stream still tells what has become of the session's locks.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long a stream lasts if its session has no aid: nothing would tell the stream that its person has gone.
+/// How long a stream lasts if its session has no aid. Nothing would tell it that its person has gone, or that the session
+/// holds or asks now.
 const LIFE_WITHOUT_SESSION: Duration = Duration::from_secs(60);
 /// When a page may try again after its stream was refused.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -100,7 +101,7 @@ pub(super) async fn stream(
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').filter_map(|name| locks.key_named(name)).collect());
-    let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
+    let has_session = locks.aid().is_some();
     let end = locks.aid().map(|aid| core.end_of(&aid));
     let listener = Listener {
         events: locks.manager.events(),
@@ -108,7 +109,7 @@ pub(super) async fn stream(
         tab,
         keys,
         permissions,
-        ends_at: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
+        ends_at: clock::now() + if has_session { LIFE } else { LIFE_WITHOUT_SESSION },
         end,
         has_ended: false,
         _admitted: admitted,

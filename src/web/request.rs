@@ -14,6 +14,7 @@ mod version;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::HashMap,
     fmt,
     future::{Ready, ready},
     net::IpAddr,
@@ -27,7 +28,10 @@ use actix_web::{
     dev::{Payload, ServiceRequest},
     http::{StatusCode, header::SET_COOKIE},
 };
-use tokio::{sync::oneshot::Receiver, time::timeout_at};
+use tokio::{
+    sync::{Mutex, oneshot::Receiver},
+    time::timeout_at,
+};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -41,6 +45,7 @@ use crate::{
     clock,
     ended::EndReason,
     error::{LockError, Result, StoreError, StoreErrorKind},
+    key::LockKey,
     lock::{Aid, Lock, LockToken},
     manager::{LockManager, Provisional},
     store::NamedBy,
@@ -106,6 +111,8 @@ pub(crate) struct RequestLocks {
     ending: RefCell<Option<Aid>>,
     /// The locks that were granted to this request. They are given back unless the request succeeds.
     fresh: RefCell<Vec<Provisional>>,
+    /// The extractors of a handler are polled together, and those of one document take its lock one after the other.
+    taking: RefCell<HashMap<LockKey, Rc<Mutex<()>>>>,
     /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,
     pub(super) versions: RefCell<ShownVersions>,
@@ -236,6 +243,7 @@ impl RequestLocks {
             aid: RefCell::default(),
             ending: RefCell::default(),
             fresh: RefCell::default(),
+            taking: RefCell::default(),
             held: RefCell::default(),
             versions: RefCell::default(),
             scope: TaskTracker::new(),
@@ -415,7 +423,7 @@ impl RequestLocks {
         } else {
             let given_back = |token| fresh.iter().any(|fresh| fresh.token == token);
             self.held.borrow_mut().retain(|token| !given_back(*token));
-            drop(fresh);
+            self.give_back_fresh(fresh);
         }
         self.settle().await;
         let version = self.versions.borrow().shown().filter(|_| response.status().is_success());
@@ -468,8 +476,15 @@ impl RequestLocks {
     /// has ended.
     pub(super) async fn session_not_saved(&self) {
         self.ending.take();
-        self.fresh.take();
+        self.give_back_fresh(self.fresh.take());
         self.settle().await;
+    }
+
+    /// With a new deadline: the handler may have taken longer than its last operation might.
+    fn give_back_fresh(&self, fresh: Vec<Provisional>) {
+        if !fresh.is_empty() {
+            self.begin();
+        }
     }
 
     /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around

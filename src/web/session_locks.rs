@@ -104,7 +104,7 @@ impl SessionLocks {
     /// same id; it is then inserted, or refused.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the document may have been inserted. No lock remains.
+    /// If the future is dropped, the document may have been inserted. A lock remains only if the request succeeds.
     pub async fn create<T: Lockable>(&self, id: T::Id, document: T) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.manager.core.collections.ready_to_create(&key, self.locks.begin()).await?;
@@ -250,7 +250,7 @@ impl SessionLocks {
         take: impl AsyncFn(LockKey, Wait) -> Result<X>,
         own: impl Fn(&X) -> &OwnLock,
     ) -> Result<Vec<X>> {
-        let began = clock::now();
+        let (began, taken_before) = (clock::now(), self.locks.taken());
         self.locks.check_one_version(keys.len())?;
         self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
         let mut all = Vec::new();
@@ -258,7 +258,9 @@ impl SessionLocks {
             match take(key, wait.since(began)).await {
                 Ok(held) => all.push(held),
                 Err(e) => {
-                    for own in all.iter().rev().map(own).filter(|own| own.is_fresh()) {
+                    let is_new =
+                        |own: &&OwnLock| own.is_fresh() && !taken_before.contains(&own.held.token);
+                    for own in all.iter().rev().map(own).filter(is_new) {
                         self.locks.release(own, self.locks.begin()).await?;
                     }
                     return Err(e);

@@ -21,6 +21,8 @@ pub(crate) struct Change {
     pub(crate) removed: Vec<String>,
     pub(crate) id: Fact,
     pub(crate) user: Fact,
+    /// The id of the session that this one replaces.
+    pub(crate) former_id: Option<String>,
 }
 
 /// The change to a field outside the state.
@@ -37,8 +39,8 @@ impl Change {
     pub(crate) fn between(base: Option<State>, state: State, names: &Names) -> Self {
         let is_kept = |base: &State| base.is_empty() || base.keys().any(|k| state.contains_key(k));
         let id = |state: &State| state.get(names.id.as_ref()?).cloned();
-        let is_another = |base: &State| id(base).is_some_and(|it| id(&state) != Some(it));
-        let kept = base.filter(|base| is_kept(base) && !is_another(base));
+        let former_id = base.as_ref().and_then(id).filter(|it| id(&state).as_ref() != Some(it));
+        let kept = base.filter(|base| is_kept(base) && former_id.is_none());
         let replaces = kept.is_none();
         let base = kept.unwrap_or_default();
         let removed: Vec<_> =
@@ -51,7 +53,8 @@ impl Change {
             None => Fact::Unchanged,
         };
         let (id, user) = (names.id.as_ref().map_or(Fact::Unchanged, fact), fact(&names.user));
-        Self { replaces, set, removed, id, user }
+        let former_id = former_id.as_deref().map(text_of);
+        Self { replaces, set, removed, id, user, former_id }
     }
 }
 
@@ -97,8 +100,11 @@ mod tests {
     fn another_id_is_another_session_whatever_names_its_entries_have() {
         let before = || Some(state([("user", "\"bob\""), ("id", "\"A\"")]));
         for now in [state([("user", "\"eve\"")]), state([("user", "\"eve\""), ("id", "\"B\"")])] {
-            assert!(between(before(), now).replaces);
+            let change = between(before(), now);
+            assert!(change.replaces);
+            assert_eq!(change.former_id.as_deref(), Some("A"));
         }
+        assert_eq!(between(before(), before().unwrap()).former_id, None);
     }
 
     #[test]

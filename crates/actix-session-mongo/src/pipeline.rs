@@ -95,6 +95,13 @@ pub(crate) fn end(reason: EndReason, grace: Duration, by: Option<Uuid>) -> Vec<D
     vec![doc! { "$set": ended }, doc! { "$unset": "state" }]
 }
 
+/// The end of a session whose record another one goes on in.
+pub(crate) fn replaced(id: &str, grace: Duration) -> Vec<Document> {
+    let mut stages = vec![doc! { "$set": { "aid": { "$literal": id } } }];
+    stages.extend(end(EndReason::LoggedOut, grace, None));
+    stages
+}
+
 /// Stops a request that is about to save a session of this id, because the session is being given
 /// another key.
 pub(crate) fn note_of_revocation() -> Vec<Document> {

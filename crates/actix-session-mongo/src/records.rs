@@ -135,16 +135,23 @@ impl Records {
     }
 
     /// updateOne returns: 1 → updated; 0 → ended or never there, and a query tells which.
+    ///
+    /// Makes the end of a session that was replaced due after `grace`, by an upsert: inserted, or found again.
     pub(crate) async fn update(
         &self,
         key: &str,
         change: &Change,
         ttl: Duration,
+        grace: Duration,
     ) -> Result<Updated> {
         let update = pipeline::update(change, ttl);
         let updated =
             self.collection.update_one(pipeline::live("_id", hashed(key)), update).await?;
         if updated.matched_count > 0 {
+            if let Some(id) = &change.former_id {
+                let (former, end) = (format!("{key} {id}"), pipeline::replaced(id, grace));
+                self.collection.update_one(by_key(&former), end).upsert(true).await?;
+            }
             return Ok(Updated::Written);
         }
         let exists = self.exists(by_key(key)).await?;

@@ -152,14 +152,24 @@ impl MongoSessionStore {
         }
     }
 
+    fn grace(&self) -> Duration {
+        GRACE.max(self.inner.deadline * 2)
+    }
+
     async fn create(&self, state: State, ttl: &Ttl) -> Result<SessionKey, anyhow::Error> {
         let key = generate_session_key();
+        let loaded = request(|it| it.loaded.clone()).flatten().map(|(_, state)| state);
         if request(|it| it.has_ended) == Some(true) {
-            // This would be the renewed session, but the session has ended. No record has this key.
-            return Ok(key);
+            let user = |state: &State| state.get(&self.inner.names.user).cloned();
+            let is_login = user(&state).is_some() && user(&state) != loaded.as_ref().and_then(user);
+            if !is_login {
+                // This would be the renewed session, but the session has ended. No record has this key.
+                return Ok(key);
+            }
+            // Whoever logs in has a session, whatever has become of the one before: the login may have been sent twice.
+            request(|it| it.has_ended = false);
         }
         // A new key for the same session does not make the session younger.
-        let loaded = request(|it| it.loaded.clone()).flatten().map(|(_, state)| state);
         let is_renewed = !Change::between(loaded, state.clone(), &self.inner.names).replaces;
         let left = request(|it| it.absolute_left).flatten().filter(|_| is_renewed);
         let change = Change::between(None, state, &self.inner.names);
@@ -201,9 +211,10 @@ impl SessionStore for MongoSessionStore {
         let loaded = request(|it| it.loaded.clone()).flatten();
         let base = loaded.filter(|(key, _)| *key == name).map(|(_, state)| state);
         let change = Change::between(base, state.clone(), &self.inner.names);
-        let args = (name, change, std_duration(ttl));
-        let updated = self.run("updating a web session", args, |records, (key, change, ttl)| {
-            Box::pin(records.update(key, change, *ttl))
+        let args = (name, change, std_duration(ttl), self.grace());
+        let doing = "updating a web session";
+        let updated = self.run(doing, args, |records, (key, change, ttl, grace)| {
+            Box::pin(records.update(key, change, *ttl, *grace))
         });
         match updated.await.map_err(|e| UpdateError::Other(failed(e)))? {
             Updated::Written => Ok(key),
@@ -234,8 +245,7 @@ impl SessionStore for MongoSessionStore {
         let loaded = request(|it| it.loaded.clone()).flatten();
         let id_key = self.inner.names.id.as_ref();
         let id = id_key.and_then(|id_key| Some(text_of(loaded?.1.get(id_key)?)));
-        let grace = GRACE.max(self.inner.deadline * 2);
-        let args = (key.as_ref().to_owned(), id, grace, Uuid::new_v4());
+        let args = (key.as_ref().to_owned(), id, self.grace(), Uuid::new_v4());
         let deleted =
             self.run("deleting a web session", args, |records, (key, id, grace, call)| {
                 Box::pin(records.delete(key, id.as_deref(), *grace, *call))

@@ -89,7 +89,7 @@ impl LockGuard {
         Ok(())
     }
 
-    /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
+    /// Deletes the document if the exclusive lock is still held. Releases the lock in any case, in the background.
     ///
     /// # Errors
     /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was deleted. [`LockError::Store`].

@@ -2,6 +2,7 @@
 
 use std::{
     iter,
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -48,6 +49,8 @@ impl RequestLocks {
         work: impl AsyncFn(&OwnLock, Instant) -> Result<T>,
     ) -> Result<(OwnLock, T)> {
         self.check_may_lock()?;
+        let turn = Rc::clone(self.taking.borrow_mut().entry(key.clone()).or_default());
+        let _turn = turn.lock().await;
         let mut upgrades = None;
         if !how.offered.is_empty() && how.elsewhere != Elsewhere::TakeOver {
             let until = self.begin();
@@ -125,6 +128,11 @@ impl RequestLocks {
             upgrades,
             ttl: self.manager.core.settings.ttl,
         })
+    }
+
+    /// The locks that this request has taken, and has not given back.
+    pub(in crate::web) fn taken(&self) -> Vec<LockToken> {
+        self.fresh.borrow().iter().map(|fresh| fresh.token).collect()
     }
 
     /// True if this request has taken such a lock on this document.

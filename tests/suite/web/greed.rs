@@ -184,7 +184,8 @@ async fn on_mongodb_two_servers_keep_the_limit_one_after_the_other_and_at_once()
             }
             two.shutdown().await;
             let stored = stored(&one).await.len();
-            assert!((before + 1..=limit).contains(&stored), "round {round}: {stored} locks");
+            // If all are there before one of them is counted, all are too many.
+            assert!((before..=limit).contains(&stored), "round {round}: {stored} locks");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Several documents in one request.
 
-use actix_doclock::TryAcquire;
+use actix_doclock::{Aid, Holder, TryAcquire};
+use futures_util::FutureExt;
 use serde_json::json;
 
 use super::*;
+use crate::rig::paused::Paused;
 
 async fn notes(ids: &[&str]) -> (LockManager, MemoryStore) {
     let (locks, store) = embedded().await;
@@ -173,8 +175,8 @@ async fn a_job_takes_of_many_locks_those_that_are_free() {
     assert!(matches!(&refused[..], [(b, LockError::Held(_))] if *b == key("b")), "{refused:?}");
     guards.release().await.unwrap();
     theirs.release().await.unwrap();
-    let aid = actix_doclock::Aid::new();
-    let free = locks.lock_for_session(&key("a"), &aid, &actix_doclock::Holder::new("x")).await;
+    let aid = Aid::new();
+    let free = locks.lock_for_session(&key("a"), &aid, &Holder::new("x")).await;
     assert!(matches!(free, Ok(TryAcquire::Granted(_))));
 }
 
@@ -202,4 +204,66 @@ async fn a_request_that_fails_gives_back_what_it_has_locked_and_opened() {
     assert_eq!(alice.post("/fail").await.status, StatusCode::CONFLICT);
     let left = locks.list().await.unwrap();
     assert_eq!(left.iter().map(|lock| lock.key.clone()).collect::<Vec<_>>(), [key("a")]);
+}
+
+/// The extractors of a handler are polled together: the second one must not look like another request that was told of
+/// the lock.
+#[actix_web::test]
+async fn a_request_with_two_extractors_of_one_document_gives_its_lock_back() {
+    async fn fails(first: LockedDoc<Note>, again: LockedDoc<Note>) -> HttpResponse {
+        let are_fresh = first.is_fresh() && again.is_fresh();
+        let status = if are_fresh { StatusCode::CONFLICT } else { StatusCode::IM_A_TEAPOT };
+        HttpResponse::new(status)
+    }
+    let (locks, _) = notes(&["a"]).await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/fails/{id}", web::post().to(fails));
+    let app = test::init_service(app).await;
+    let alice = Browser::new(&app);
+    assert_eq!(alice.post("/fails/a").await.status, StatusCode::CONFLICT);
+    assert!(locks.list().await.unwrap().is_empty(), "{:?}", locks.list().await);
+}
+
+/// The handler goes on with the document that its extractor has locked.
+#[actix_web::test]
+async fn all_or_none_leaves_alone_what_the_request_has_locked_before() {
+    async fn books(
+        mut note: LockedDoc<Note>,
+        locks: SessionLocks,
+    ) -> Result<HttpResponse, LockError> {
+        let refused = locks.lock_all([key("a"), key("b")], Wait::no()).await;
+        note.text = format!("{}", refused.is_err());
+        note.save().await?;
+        Ok(HttpResponse::NoContent().finish())
+    }
+    let (locks, store) = notes(&["a", "b"]).await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/books/{id}", web::post().to(books));
+    let app = test::init_service(app).await;
+    let of_bob = locks.lock_for_session(&key("b"), &Aid::new(), &Holder::new("bob")).await;
+    assert!(matches!(of_bob, Ok(TryAcquire::Granted(_))));
+    assert_eq!(Browser::new(&app).post("/books/a").await.status, StatusCode::NO_CONTENT);
+    assert_eq!(text_of(&store, "a"), "true", "refused, and saved");
+}
+
+/// The handler has asked another service, for longer than the deadline.
+#[actix_web::test]
+async fn a_lock_is_given_back_before_the_answer_of_a_slow_handler() {
+    async fn fails(_: LockedDoc<Note>) -> HttpResponse {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        HttpResponse::BadGateway().finish()
+    }
+    let (_, store) = notes(&["a"]).await;
+    let pause = || tokio::time::sleep(Duration::from_millis(100)).boxed();
+    let paused = Paused::new(store.clone(), pause);
+    let locks = LockManager::builder(paused).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/fails/{id}", web::post().to(fails));
+    let app = test::init_service(app).await;
+    tokio::time::pause();
+    assert_eq!(Browser::new(&app).post("/fails/a").await.status, StatusCode::BAD_GATEWAY);
+    let other = LockManager::builder(store).build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    assert!(other.inspect(&key("a")).await.unwrap().is_none());
 }

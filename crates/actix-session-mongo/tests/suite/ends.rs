@@ -78,6 +78,24 @@ async fn a_renewed_session_has_not_ended() {
 }
 
 #[actix_web::test]
+async fn a_session_that_is_cleared_has_ended_although_its_key_goes_on() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    for set in [json!({}), json!({ "name": "bob", ID: "another" })] {
+        let alice = Browser::logged_in(&app, "alice").await;
+        let before = server.told().len();
+        alice.post_json("/change", json!({ "clear": true, "set": set })).await;
+        server.sessions.sweep().await.unwrap();
+        assert_eq!(server.told().len(), before, "not before its time of grace");
+        age(&server.database, doc! { "ended": { "$exists": true } }, TWO_DAYS).await;
+        server.sessions.sweep().await.unwrap();
+        let told = server.told();
+        assert_eq!(told.len(), before + 1, "{told:?}");
+        assert_eq!(told[before].1, EndReason::LoggedOut);
+    }
+}
+
+#[actix_web::test]
 async fn an_end_is_told_without_a_request_and_without_a_call() {
     let often =
         |sessions: MongoSessionStoreBuilder| sessions.sweep_interval(Duration::from_millis(20));
@@ -103,6 +121,30 @@ async fn a_request_under_way_does_not_revive_an_ended_session_and_gets_no_cookie
         assert_eq!(server.load(&key).await, None);
         assert_eq!(alice.get("/state").await.json(), json!({}));
     }
+}
+
+/// A double click on "log in".
+#[actix_web::test]
+async fn a_login_that_is_sent_twice_logs_in() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let visitor = Browser::new(&app);
+    visitor.post("/theme").await;
+    let login = json!({ "wait": true, "set": { "name": "alice" }, "renew": true });
+    let both = join!(
+        visitor.post_json("/change", login.clone()),
+        visitor.post_json("/change", login),
+        async {
+            server.pause.until_there_are(2).await;
+            server.pause.let_go(2);
+        }
+    );
+    for answer in [both.0, both.1] {
+        assert_eq!(answer.status, StatusCode::NO_CONTENT);
+        assert!(answer.header("set-cookie").is_some());
+    }
+    let state = visitor.get("/state").await.json();
+    assert_eq!(state, json!({ "name": "alice", "theme": "dark" }));
 }
 
 #[actix_web::test]

@@ -241,3 +241,78 @@ async fn a_save_that_is_redirected_to_another_page_releases_nothing_by_itself() 
     })
     .await;
 }
+
+/// "Only read", at the moment at which it is the person's turn.
+#[actix_web::test]
+async fn a_wait_that_is_given_up_leaves_no_lock_whenever_it_is_granted() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let left: Vec<String> = script(
+            &page,
+            "const left = [], free = async n => { \
+                 while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             }; \
+             let granted, letGo; \
+             answer = async (it, real) => { \
+                 if (it.url !== url(0) || !it.body) return real(); \
+                 const late = await real(); \
+                 granted = true; \
+                 await new Promise(go => { letGo = go; }); \
+                 return late; \
+             }; \
+             const one = DocLock.open(url(0), { acquire: false }); \
+             one.wait(); \
+             await until(() => granted); \
+             one.stopWaiting(); \
+             letGo(); \
+             await free(0); \
+             if (one.token) left.push('the page has the lock'); \
+             /* The server carries the wait out after the page has given it up. */ \
+             let isAborted, later; \
+             answer = (it, real) => { \
+                 if (it.url !== url(1) || !it.body) return real(); \
+                 later = () => fetch(url(1), { method: 'POST', headers: it.headers, body: it.body }); \
+                 return new Promise((_, fail) => { isAborted = () => fail(new DOMException('', 'AbortError')); }); \
+             }; \
+             const other = DocLock.open(url(1), { acquire: false }); \
+             other.wait(); \
+             await until(() => isAborted); \
+             other.stopWaiting(); \
+             isAborted(); \
+             answer = (it, real) => real(); \
+             await until(() => sent.some(it => it.url === url(1) + '/release')); \
+             if ((await later()).status !== 201) left.push('the wait was not granted'); \
+             await free(1); \
+             return left",
+        )
+        .await;
+        assert_eq!(left, [""; 0]);
+    })
+    .await;
+}
+
+/// A page shows a document that it also reads under a shared lock.
+#[actix_web::test]
+async fn an_exclusive_lock_is_released_although_the_page_still_reads_the_document() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const reads = DocLock.open(url(0), { mode: 'shared' }); \
+             await until(() => reads.token); \
+             const edits = DocLock.open(url(0)); \
+             await until(() => edits.token); \
+             await edits.check(); \
+             const before = edits.state; \
+             await edits.close(); \
+             await until(() => sent.some(it => it.url.endsWith('/release'))); \
+             await reads.check(); \
+             const { state } = await DocLock.look(url(0)); \
+             await reads.close(); \
+             return [before, state]",
+        )
+        .await;
+        assert_eq!(told, json!(["mine", "free"]));
+    })
+    .await;
+}
