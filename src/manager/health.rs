@@ -188,7 +188,7 @@ fn unauthorized(status: &StoreStatus, is_blocking: bool) -> impl Iterator<Item =
     missing.map(|(collection, actions)| {
         let actions = actions.join(", ");
         format!(
-            "unauthorized: the database user misses {actions} on {collection}; `doclock doctor` says what to grant"
+            "unauthorized: the database user lacks {actions} on {collection}; `doclock doctor` says what to grant"
         )
     })
 }
@@ -350,13 +350,13 @@ mod tests {
             }),
             (
                 Unavailable,
-                "unauthorized: the database user misses update on page.lock",
+                "unauthorized: the database user lacks update on page.lock",
                 |status, _| {
                     let missing = vec!["update".to_owned()];
                     status.missing_privileges.insert("page.lock".to_owned(), missing);
                 },
             ),
-            (Degraded, "unauthorized: the database user misses find on page;", |status, _| {
+            (Degraded, "unauthorized: the database user lacks find on page;", |status, _| {
                 status.missing_privileges.insert("page".to_owned(), vec!["find".to_owned()]);
             }),
             (Ok, "", |status, _| status.majority_lag = Some(DEADLINE)),

@@ -61,8 +61,8 @@ impl Core {
                 if let Some(gone) = Acquisition::of(&lock) {
                     core.beliefs.gone(&gone);
                 }
-                // An earlier attempt may have broken the lock, and a waiter may have the document by now. Then the note
-                // is told after its lease, as that of a server that has died.
+                // A repetition that finds no lock: an earlier attempt may have broken it, and a waiter may have the document
+                // by now. Then the news is not settled, and is told when its lease has expired.
                 if broken == Released::Released || attempts == 1 {
                     core.took(&takeover, broken == Released::Released);
                 }
@@ -116,7 +116,7 @@ impl Core {
             && self.settings.may_take_over(actor, lock)
     }
 
-    /// Takes the exclusive lock `from` its holder in one step, so that no other caller gets it in
+    /// Takes this exclusive lock from its holder in one step, so that no other caller gets it in
     /// between. `None` if that acquisition is gone.
     ///
     /// The caller checks the policy before. If a session takes the lock from itself, for another tab, it
@@ -126,20 +126,20 @@ impl Core {
     /// If the future is dropped, the lock is given back, but not to its former holder.
     pub(crate) async fn take_over(
         self: &Arc<Self>,
-        from: &Lock,
+        lock: &Lock,
         wanted: &Wanted,
         actor: &Actor,
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Option<Provisional>> {
-        let Some(held) = Acquisition::of(from) else { return Ok(None) };
-        let is_new = from.aid != wanted.aid;
-        if is_new {
-            self.freezes.check(&from.key, None, until).await?;
+        let Some(held) = Acquisition::of(lock) else { return Ok(None) };
+        let is_of_another = lock.aid != wanted.aid;
+        if is_of_another {
+            self.freezes.check(&lock.key, None, until).await?;
         }
         let mut claim = wanted.claim(self.settings.max_hold, None);
         // A session that moves its lock to another tab takes it from nobody.
-        let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
+        let takeover = is_of_another.then(|| takeover(lock, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);
         let (core, own_scope, permit) =
             (Arc::clone(self), scope.clone(), self.verbs.claim_permit()?);
@@ -179,7 +179,9 @@ impl Core {
         };
         let fresh = self.verbs.complete("take_over", until, scope, take).await?;
         match fresh {
-            Some(fresh) if is_new => Ok(Some(self.freezes.keep_unless_frozen(fresh, until).await?)),
+            Some(fresh) if is_of_another => {
+                Ok(Some(self.freezes.keep_unless_frozen(fresh, until).await?))
+            }
             fresh => Ok(fresh),
         }
     }

@@ -185,16 +185,17 @@ fn read_as_bytes(node: Node) -> Node {
     }
 }
 
-/// True if the value is or contains a text that is not UTF-8. The parts of these types that are no text are lengths.
+/// True if the value is or contains a text that is not UTF-8. A text begins after its length of 4 bytes.
 fn is_unreadable(Leaf { kind, bytes, .. }: &Leaf) -> bool {
     match *kind {
         STRING | CODE | SYMBOL => str::from_utf8(bytes.get(4..).unwrap_or_default()).is_err(),
         REGEX => str::from_utf8(bytes).is_err(),
+        // An id of 12 bytes follows.
         DB_POINTER => {
             let text = bytes.get(4..bytes.len().saturating_sub(12));
             str::from_utf8(text.unwrap_or_default()).is_err()
         }
-        // The scope may contain any bytes.
+        // The scope is a document: only its texts are checked.
         CODE_WITH_SCOPE => {
             let end = bytes.get(4..).and_then(length).map_or(0, |length| 8 + length);
             let scope = bytes.get(end..).unwrap_or_default();

@@ -78,11 +78,10 @@ impl LockCollection<'_> {
         Ok(locks)
     }
 
-    // find returns: a majority-committed record → live, at least until that record expires. No record of
-    // a document → the query is repeated on the state of the primary. Nothing there either → not locked.
-    // A record there → not yet known, reported as unavailable and repeated: the lock is being taken or
-    // renewed at this moment, or a new primary does not know yet what is majority-committed, or
-    // replication stands still.
+    // find on the majority-committed state returns: a live lock → certain, until it expires. The other documents are
+    // looked for on the primary, which returns: no live lock → not locked; a live lock → not known, and the caller
+    // repeats: the lock is being taken or renewed at this moment, or a new primary does not know yet what is
+    // majority-committed, or replication stands still.
     async fn each(&self, keys: &[LockKey], aid: Option<&Aid>) -> Result<Vec<Lock>> {
         let lock = |it: &Fetched| {
             let grant = it.record.live(aid, it.moment.now)?;
@@ -91,9 +90,9 @@ impl LockCollection<'_> {
         let found = self.fetch(&self.majority, of_documents(keys), keys.len()).await?;
         let locks: Vec<_> = found.iter().filter_map(lock).collect();
         let locked: HashSet<_> = locks.iter().map(|lock| &lock.key).collect();
-        let free: Vec<_> = keys.iter().filter(|key| !locked.contains(key)).collect();
-        if !free.is_empty() {
-            let newest = self.fetch(&self.primary, of_documents(free), keys.len()).await?;
+        let others: Vec<_> = keys.iter().filter(|key| !locked.contains(key)).collect();
+        if !others.is_empty() {
+            let newest = self.fetch(&self.primary, of_documents(others), keys.len()).await?;
             if newest.iter().any(|it| lock(it).is_some()) {
                 return Err(unknown_yet());
             }

@@ -291,7 +291,7 @@ impl MongoStore {
         } else {
             let session = self.database().client().start_session().await;
             let mut session = session.map_err(running)?;
-            compare(&collection, &mut session, held).await.map_err(running)??;
+            check_version(&collection, &mut session, held).await.map_err(running)??;
             match collection.touch(acquisition).await {
                 Err(error) => Err(TransactionError::Work(error)),
                 Ok(false) => Err(lost(held).into()),
@@ -397,7 +397,7 @@ impl MongoStore {
             if live.map_err(Failed::Step)?.is_none() {
                 return Err(Failed::Refused(lost(one)));
             }
-            let compared = compare(&collection, session, one).await.map_err(Failed::Step)?;
+            let compared = check_version(&collection, session, one).await.map_err(Failed::Step)?;
             compared.map_err(Failed::Refused)?;
         }
         let value = work(session).await.map_err(Failed::Work)?;
@@ -419,16 +419,17 @@ impl MongoStore {
     }
 }
 
-/// Compares the document with the only version onto which it may be written. A missing document is left to the write.
-async fn compare(
+/// Refuses if the stored document has another version than the one that may be written onto. A missing document is not
+/// refused here: the write reports it. The outer error is the database's.
+async fn check_version(
     collection: &LockCollection<'_>,
     session: &mut ClientSession,
     held: &HeldLock,
 ) -> Result<Result<(), LockError>, Error> {
     let Some(onto) = *held.onto.lock() else { return Ok(Ok(())) };
     let key = &held.acquisition.key;
-    let now = collection.read_in(session, key.id()).await?.map(|document| document.version());
-    Ok(match now {
+    let stored = collection.read_in(session, key.id()).await?.map(|document| document.version());
+    Ok(match stored {
         Some(version) if version != onto => Err(LockError::StaleCopy { key: key.clone(), version }),
         _ => Ok(()),
     })

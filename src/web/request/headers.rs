@@ -135,11 +135,12 @@ impl Headers {
         self.tokens.as_deref().ok_or(LockError::MalformedToken)
     }
 
-    /// The locks that the request names: those of its tab, or else the acquisitions of its tokens.
+    /// The locks that the request renews: those of its tab, if it is a sign of life of that tab, or else those of its
+    /// tokens. None if a token is malformed.
     pub(super) fn named(&self) -> Vec<NamedBy> {
-        match (self.tab.filter(|_| self.renews_tab), &self.tokens) {
-            (Some(tab), _) => vec![NamedBy::Tab(tab)],
-            (None, tokens) => tokens.iter().flatten().map(|token| NamedBy::Token(*token)).collect(),
+        match self.tab {
+            Some(tab) if self.renews_tab => vec![NamedBy::Tab(tab)],
+            _ => self.tokens.iter().flatten().map(|token| NamedBy::Token(*token)).collect(),
         }
     }
 }

@@ -81,11 +81,11 @@ impl<H> Machine<H> {
 
     /// Refuses the waiters of this document that wait for themselves because of the obstacle.
     pub(super) fn refuse_behind(&mut self, key: &LockKey, obstacle: Obstacle<'_>) {
-        let mut search = Search::new(self, key, |number| self.is_behind(number, obstacle));
+        let mut search = Search::new(self, key, |number| self.waits_because_of(number, obstacle));
         search.visit(0, obstacle.owner, obstacle.is_seen.then_some((key, obstacle.owner)));
         let found = search.run(usize::MAX);
         // A reader that waits because of a writer waits no longer once that writer is refused.
-        self.refuse(found, |it, number| it.is_behind(number, obstacle));
+        self.refuse(found, |it, number| it.waits_because_of(number, obstacle));
     }
 
     /// Refuses the waiters that were found, in the order of the queue, as long as they wait.
@@ -110,8 +110,8 @@ impl<H> Machine<H> {
     }
 
     /// True if this waiter waits because of the obstacle. A reader waits for another reader if a writer is in
-    /// between. An owner does not wait for its own places.
-    fn is_behind(&self, number: u64, obstacle: Obstacle<'_>) -> bool {
+    /// between. A waiter does not wait for another waiter of its owner.
+    fn waits_because_of(&self, number: u64, obstacle: Obstacle<'_>) -> bool {
         let Obstacle { owner, mode, number: before, .. } = obstacle;
         let Some(waiter) = self.waiters.get(&number).filter(|_| number > before) else {
             return false;

@@ -22,7 +22,7 @@ pub(in crate::store::mongo) async fn status(
     let anybody = ReadPreference::PrimaryPreferred { options: None };
     let anybody = SelectionCriteria::ReadPreference(anybody);
     let hello = store.database().run_command(doc! { "hello": 1 }).selection_criteria(anybody).await;
-    let mut status = said(&hello.doing(|| "asking the server for its status")?);
+    let mut status = status_in(&hello.doing(|| "asking the server for its status")?);
     if !status.writable {
         return Ok(status);
     }
@@ -80,11 +80,11 @@ pub(in crate::store::mongo) fn topology(hello: &Document) -> Topology {
     }
 }
 
-fn said(hello: &Document) -> StoreStatus {
+fn status_in(hello: &Document) -> StoreStatus {
     let writable = hello.get_bool("isWritablePrimary").unwrap_or(false);
-    let mut said = StoreStatus::new(topology(hello), writable);
-    said.majority_lag = majority_lag(hello);
-    said
+    let mut status = StoreStatus::new(topology(hello), writable);
+    status.majority_lag = majority_lag(hello);
+    status
 }
 
 #[cfg(test)]
@@ -111,7 +111,7 @@ mod tests {
             (doc! { "setName": "rs0" }, Topology::ReplicaSet, false, None),
         ];
         for (hello, topology, writable, majority_lag) in cases {
-            let status = said(&hello);
+            let status = status_in(&hello);
             let mut expected = StoreStatus::new(topology, writable);
             expected.majority_lag = majority_lag;
             assert_eq!(status, expected, "{hello}");
