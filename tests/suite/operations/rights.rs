@@ -34,8 +34,8 @@ async fn rights_that_are_revoked_while_a_server_runs_show_in_its_health() {
     let (status, problem) = unauthorized().await;
     let problem = problem.unwrap();
     assert_eq!(status, HealthStatus::Unavailable);
-    let misses = "misses find, insert, update, remove on workitem.lock";
-    assert!(problem.contains(misses), "{problem}");
+    let lacks = "lacks find, insert, update, remove on workitem.lock";
+    assert!(problem.contains(lacks), "{problem}");
     let refused = app.try_acquire(&key("a"), &Aid::new()).await;
     let Err(LockError::Store(error)) = refused else { panic!("{refused:?}") };
     assert_eq!(error.kind(), StoreErrorKind::Denied);
