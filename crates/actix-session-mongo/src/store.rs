@@ -160,7 +160,9 @@ impl MongoSessionStore {
         let key = generate_session_key();
         let loaded = request(|it| it.loaded.clone()).flatten().map(|(_, state)| state);
         if request(|it| it.has_ended) == Some(true) {
-            let user = |state: &State| state.get(&self.inner.names.user).cloned();
+            let is_somebody = |user: &&String| *user != "null";
+            let user =
+                |state: &State| state.get(&self.inner.names.user).filter(is_somebody).cloned();
             let is_login = user(&state).is_some() && user(&state) != loaded.as_ref().and_then(user);
             if !is_login {
                 // This would be the renewed session, but the session has ended. No record has this key.

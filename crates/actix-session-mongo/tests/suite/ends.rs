@@ -110,10 +110,11 @@ async fn an_end_is_told_without_a_request_and_without_a_call() {
 async fn a_request_under_way_does_not_revive_an_ended_session_and_gets_no_cookie() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
-    for renew in [false, true] {
+    let late = || json!({ "late": 1 });
+    for (set, renew) in [(late(), false), (late(), true), (json!({ "name": null }), true)] {
         let alice = Browser::logged_in(&app, "alice").await;
         let key = key_in(&alice);
-        let request = json!({ "wait": true, "set": { "late": 1 }, "renew": renew });
+        let request = json!({ "wait": true, "set": set, "renew": renew });
         let request = alice.post_json("/change", request);
         let (answer, ended) = server.while_it_waits(request, server.sessions.delete(&key)).await;
         ended.unwrap();
