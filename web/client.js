@@ -1776,7 +1776,7 @@ class PageLock {
     PageLock.each(lock => {
       const url = lock.url + '/release', last = { ...of, grace_ms: lock.#keepers.size ? GRACE_MS : 0 };
       if (lock.token) sendLast(url, { ...last, token: lock.token });
-      if (lock.#wanted) sendLast(url, last);
+      if (lock.#wanted || performance.now() < lock.#unwantedUntil) sendLast(url, last);
       if (lock.#line?.asks) sendLast(lock.url + '/withdraw', {});
       lock.asking = null;
     });

@@ -351,7 +351,7 @@ async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpRespon
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
         match page.as_deref().map(str::parse) {
-            None => drop(locks.release_key(&key).await?),
+            None => drop(locks.release_of_tab(&key).await?),
             Some(Ok(page)) => {
                 let tab = tab.map(|tab| tab.parse()).transpose();
                 let tab = tab.map_err(|_| LockError::MalformedTab)?;

@@ -163,7 +163,9 @@ impl MongoSessionStore {
             let is_somebody = |user: &&String| *user != "null";
             let user =
                 |state: &State| state.get(&self.inner.names.user).filter(is_somebody).cloned();
-            let is_login = user(&state).is_some() && user(&state) != loaded.as_ref().and_then(user);
+            // Only a visitor logs in: a session with a user, whichever, must not live on after its end.
+            let is_login =
+                user(&state).is_some() && loaded.as_ref().is_some_and(|it| user(it).is_none());
             if !is_login {
                 // This would be the renewed session, but the session has ended. No record has this key.
                 return Ok(key);

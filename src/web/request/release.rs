@@ -46,6 +46,20 @@ impl RequestLocks {
         }
     }
 
+    /// As [`release_key`](Self::release_key), but leaves a shared lock alone that another tab was granted: a page that gives
+    /// up a wait does not know whether it holds anything.
+    pub(in crate::web) async fn release_of_tab(&self, key: &LockKey) -> Result<Released> {
+        let own = self.own_in(key.collection(), self.begin()).await?;
+        let is_of_another = |lock: &Lock| {
+            lock.mode == Mode::Shared
+                && lock.tab.zip(self.headers.tab).is_some_and(|(of_lock, it)| of_lock != it)
+        };
+        match own.iter().find(|lock| lock.key == *key).is_some_and(is_of_another) {
+            true => Ok(Released::AlreadyGone),
+            false => self.release_key(key).await,
+        }
+    }
+
     /// Releases the lock of this tab, whatever its token.
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
         let until = self.begin();
