@@ -1,4 +1,4 @@
-//! The current request: how its log names it, and what its answer may say besides the error.
+//! The current request: its name in the log, and facts that its answer may add to the error.
 
 use std::{cell::RefCell, error::Error, iter::successors, rc::Rc};
 
@@ -20,7 +20,7 @@ tokio::task_local! {
     pub(super) static CURRENT_REQUEST: RefCell<CurrentRequest>;
 }
 
-/// What the answer to a request may say besides its error.
+/// Facts that the answer to a request may add to its error.
 pub(super) trait Asker {
     /// The version of the document that was saved before under the lock of the request.
     fn saved_before(&self, key: &LockKey) -> Option<Version>;
@@ -63,7 +63,7 @@ pub(super) fn saved_before(error: &LockError) -> Option<Version> {
     }
 }
 
-/// The answer for a missing document, to a person who may not learn whether there is one.
+/// The answer about a document of which this person may learn nothing: it looks missing.
 pub(super) fn hidden(key: LockKey) -> LockError {
     current_request(|it| it.is_hidden = true);
     LockError::NotFound { key }

@@ -111,7 +111,7 @@ pub(crate) struct RequestLocks {
     ending: RefCell<Option<Aid>>,
     /// The locks that were granted to this request. They are given back unless the request succeeds.
     fresh: RefCell<Vec<Provisional>>,
-    /// The extractors of a handler are polled together, and those of one document take its lock one after the other.
+    /// Extractors of one document take its lock in turn, although those of a handler are polled together.
     taking: RefCell<HashMap<LockKey, Rc<Mutex<()>>>>,
     /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,
@@ -423,7 +423,12 @@ impl RequestLocks {
         } else {
             let given_back = |token| fresh.iter().any(|fresh| fresh.token == token);
             self.held.borrow_mut().retain(|token| !given_back(*token));
-            self.give_back_fresh(fresh);
+            // The handler may have taken longer than its last operation might. In an outage, the answer does not wait for a
+            // second deadline.
+            if !fresh.is_empty() && response.status() != StatusCode::SERVICE_UNAVAILABLE {
+                self.begin();
+            }
+            drop(fresh);
         }
         self.settle().await;
         let version = self.versions.borrow().shown().filter(|_| response.status().is_success());
@@ -476,15 +481,8 @@ impl RequestLocks {
     /// has ended.
     pub(super) async fn session_not_saved(&self) {
         self.ending.take();
-        self.give_back_fresh(self.fresh.take());
+        self.fresh.take();
         self.settle().await;
-    }
-
-    /// With a new deadline: the handler may have taken longer than its last operation might.
-    fn give_back_fresh(&self, fresh: Vec<Provisional>) {
-        if !fresh.is_empty() {
-            self.begin();
-        }
     }
 
     /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around

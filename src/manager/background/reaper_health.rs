@@ -75,7 +75,7 @@ impl Sweeps {
         let (mut past, now) = (self.past.lock(), clock::now());
         match outcome {
             Ok(swept) => {
-                let behind_since = swept.more.then(|| past.behind_since.unwrap_or(now));
+                let behind_since = swept.has_backlog.then(|| past.behind_since.unwrap_or(now));
                 *past = Past { succeeded: Some(now), behind_since, ..Past::default() };
             }
             Err(e) => {
@@ -102,6 +102,7 @@ impl Sweeps {
             (Some(_), Some(reaper)) if !reaper.is_finished() => ReaperState::Running,
             (Some(_), _) => ReaperState::Stopped,
         };
+        let is_running = state == ReaperState::Running;
         let past = self.past.lock();
         let last_sweep = past.succeeded.map(clock::since);
         // Twice the expected time, because the machine may be busy.
@@ -109,10 +110,10 @@ impl Sweeps {
         ReaperHealth {
             state,
             last_sweep,
-            overdue: state == ReaperState::Running && last_sweep.is_some_and(|ago| ago > late),
+            overdue: is_running && last_sweep.is_some_and(|ago| ago > late),
             failures: past.failures,
             last_error: past.error.clone(),
-            behind: past.behind_since.map(clock::since),
+            behind: past.behind_since.map(clock::since).filter(|_| is_running),
         }
     }
 }
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn a_reaper_is_behind_as_long_as_each_sweep_reaches_its_limit() {
         let (sweeps, ten) = (Sweeps::default(), Duration::from_secs(10));
-        let sweeps_with = |more| sweeps.saw(&Ok(Swept { more, ..Swept::default() }));
+        let sweeps_with = |has_backlog| sweeps.saw(&Ok(Swept { has_backlog, ..Swept::default() }));
         sweeps_with(true);
         sweeps.past.lock().behind_since = clock::now().checked_sub(ten);
         sweeps.saw(&Err(LockError::ShutDown));

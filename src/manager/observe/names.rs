@@ -78,8 +78,8 @@ names! {
     counter Count RENEWALS = "doclock_renewals_total";
     /// Ends of sessions that this server has carried out, including repeated ones.
     counter Count SESSIONS_ENDED = "doclock_sessions_ended_total";
-    /// For how long each sweep has found more idle sessions than it ends at once; 0 if the sweeps keep up. See
-    /// [`ReaperHealth::behind`](crate::health::ReaperHealth).
+    /// For how long each sweep has found more idle sessions than it ends at once; 0 if the sweeps keep up. Of several
+    /// managers in a process, the one that has swept last. See [`ReaperHealth::behind`](crate::health::ReaperHealth).
     gauge Seconds SWEEP_BEHIND = "doclock_sweep_behind_seconds";
     /// Operations that ended with an error of the store, after all attempts.
     counter Count STORE_ERRORS = "doclock_store_errors_total";

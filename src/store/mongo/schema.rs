@@ -1,4 +1,4 @@
-//! The needs of the store in the database, and what others have brought there.
+//! The needs of the store in the database, and the dangers that other programs have brought there.
 //!
 //! | file | task |
 //! |---|---|

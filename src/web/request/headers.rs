@@ -135,8 +135,8 @@ impl Headers {
         self.tokens.as_deref().ok_or(LockError::MalformedToken)
     }
 
-    /// The locks that the request renews: those of its tab, if it is a sign of life of that tab, or else those of its
-    /// tokens. None if a token is malformed.
+    /// The locks that the request renews. A sign of life of a tab renews the locks of that tab, any other request the locks
+    /// of its tokens. None if a token is malformed.
     pub(super) fn named(&self) -> Vec<NamedBy> {
         match self.tab {
             Some(tab) if self.renews_tab => vec![NamedBy::Tab(tab)],

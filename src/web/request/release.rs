@@ -46,25 +46,25 @@ impl RequestLocks {
         }
     }
 
-    /// As [`release_key`](Self::release_key), but leaves a shared lock alone that another tab was granted: a page that gives
-    /// up a wait does not know whether it holds anything.
-    pub(in crate::web) async fn release_of_tab(&self, key: &LockKey) -> Result<Released> {
-        let own = self.own_in(key.collection(), self.begin()).await?;
-        let is_of_another = |lock: &Lock| {
-            lock.mode == Mode::Shared
-                && lock.tab.zip(self.headers.tab).is_some_and(|(of_lock, it)| of_lock != it)
-        };
-        match own.iter().find(|lock| lock.key == *key).is_some_and(is_of_another) {
-            true => Ok(Released::AlreadyGone),
-            false => self.release_key(key).await,
-        }
+    /// Releases the lock of this session on the document, unless an exclusive one belongs to another tab.
+    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
+        self.release_if(key, |_| true).await
     }
 
-    /// Releases the lock of this tab, whatever its token.
-    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
+    /// As [`release_key`](Self::release_key), but a shared lock stays if another tab was granted it: a page that gives up a
+    /// wait does not know whether it holds anything.
+    pub(in crate::web) async fn release_of_tab(&self, key: &LockKey) -> Result<Released> {
+        let is_of_another =
+            |tab: TabId| self.headers.tab.is_some_and(|of_request| of_request != tab);
+        let is_own =
+            |lock: &Lock| lock.mode == Mode::Exclusive || !lock.tab.is_some_and(is_of_another);
+        self.release_if(key, is_own).await
+    }
+
+    async fn release_if(&self, key: &LockKey, may: impl Fn(&Lock) -> bool) -> Result<Released> {
         let until = self.begin();
         let own = self.own_in(key.collection(), until).await?;
-        match own.into_iter().find(|lock| lock.key == *key) {
+        match own.into_iter().find(|lock| lock.key == *key).filter(may) {
             None => Ok(Released::AlreadyGone),
             Some(lock) if lock.is_of_another_tab(self.headers.tab) => {
                 Err(LockError::StaleToken { key: key.clone() })

@@ -39,6 +39,9 @@ const TOOLS: &str = r"
             new Response(JSON.stringify(body), { status, headers: { 'Content-Type': 'application/problem+json' } });
     }
     const { DocLock } = await import('/locks/client.js');
+    const untilFree = async n => {
+        while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50));
+    };
 ";
 
 /// The result of an asynchronous function with this body.

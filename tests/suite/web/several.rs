@@ -226,7 +226,7 @@ async fn a_request_with_two_extractors_of_one_document_gives_its_lock_back() {
 
 /// The handler goes on with the document that its extractor has locked.
 #[actix_web::test]
-async fn all_or_none_leaves_alone_what_the_request_has_locked_before() {
+async fn all_or_none_gives_back_no_older_lock_of_the_request() {
     async fn books(
         mut note: LockedDoc<Note>,
         locks: SessionLocks,

@@ -455,3 +455,18 @@ async fn a_document_that_is_gone_is_missing_for_every_tab_and_leaves_no_lock() {
     assert_eq!(alice.acquire_in(TWO).await.problem(404)["code"], "not_found");
     assert_eq!(holder_of(&locks, "a").await, None);
 }
+
+/// A page that gives up a wait releases without a token.
+#[actix_web::test]
+async fn a_release_without_a_token_leaves_the_shared_lock_of_another_tab() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let reads = json!({ "mode": "shared" });
+    assert_eq!(alice.in_tab(ONE, Method::POST, "/locks/note/a", reads).await.status, 201);
+    for (tab, left) in [(TWO, 1), (ONE, 0)] {
+        let released = alice.in_tab(tab, Method::POST, "/locks/note/a/release", json!({})).await;
+        assert_eq!(released.status, 204);
+        assert_eq!(locks.list().await.unwrap().len(), left, "{tab}");
+    }
+}

@@ -111,7 +111,13 @@ async fn a_request_under_way_does_not_revive_an_ended_session_and_gets_no_cookie
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let late = || json!({ "late": 1 });
-    for (set, renew) in [(late(), false), (late(), true), (json!({ "name": null }), true)] {
+    let somebody = |name: Value| json!({ "name": name });
+    for (set, renew) in [
+        (late(), false),
+        (late(), true),
+        (somebody(json!(null)), true),
+        (somebody(json!("bob")), true),
+    ] {
         let alice = Browser::logged_in(&app, "alice").await;
         let key = key_in(&alice);
         let request = json!({ "wait": true, "set": set, "renew": renew });

@@ -165,8 +165,10 @@ pub enum Saved {
 pub struct Swept {
     /// How many sessions were found to be idle.
     pub sessions: usize,
-    /// True if the sweep reached its limit: sweep again.
+    /// True if this worker should sweep again at once.
     pub more: bool,
+    /// True if the sweep reached its limit, whichever worker goes on.
+    pub has_backlog: bool,
     /// True if some news, ends or takeovers, waits to be announced.
     pub announcements: bool,
     /// How long until the first live lock can expire. `None` if there is no lock.

@@ -45,7 +45,8 @@ impl Ends<'_> {
     pub(super) async fn sweep(&self, limit: usize) -> Result<Swept> {
         let found = self.find(limit).await?;
         let (announcements, next) = (found.announcements, found.next);
-        let mut swept = Swept { announcements, next, ..Swept::default() };
+        let has_backlog = found.records >= limit;
+        let mut swept = Swept { announcements, next, has_backlog, ..Swept::default() };
         for (collection, ids) in &found.left_over {
             let tidy_up = |record: &mut Record, moment: Moment| {
                 record.forget_places(moment.now);
@@ -68,7 +69,7 @@ impl Ends<'_> {
         // A worker that gets less than half of the sessions leaves the rest to the worker that has
         // them.
         let is_ahead = 2 * (claimed.len() + others.len()) > all.len();
-        swept.more = found.records >= limit && is_ahead;
+        swept.more = has_backlog && is_ahead;
         if !claimed.is_empty() {
             self.release_claimed(&claimed, &mut swept).await?;
         }

@@ -94,12 +94,11 @@ async fn a_lock_that_nobody_needs_is_released_whatever_answers_are_lost() {
             "const isRelease = it => it.url.endsWith('/release'), left = []; \
              let failures = 0; \
              const lost = () => { failures++; throw new TypeError('no network'); }; \
-             const free = async n => { while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50)); }; \
              const one = DocLock.open(url(0)); \
              await until(() => one.token); \
              answer = (it, real) => !isRelease(it) ? real() : failures < 1 ? lost() : failures++ < 2 ? problem(503, { status: 503 }) : real(); \
              await one.close(); \
-             await free(0); \
+             await untilFree(0); \
              if (failures < 2) left.push('no release has failed'); \
              answer = async (it, real) => { const late = await real(); return it.url === url(1) && it.body ? lost() : late; }; \
              const other = DocLock.open(url(1)); \
@@ -107,7 +106,7 @@ async fn a_lock_that_nobody_needs_is_released_whatever_answers_are_lost() {
              await until(() => !other.busy); \
              if (other.token) left.push('the answer was not lost'); \
              await other.close(); \
-             await free(1); \
+             await untilFree(1); \
              return left",
         )
         .await;
@@ -249,9 +248,7 @@ async fn a_wait_that_is_given_up_leaves_no_lock_whenever_it_is_granted() {
         let page = empty_page(stage).await;
         let left: Vec<String> = script(
             &page,
-            "const left = [], free = async n => { \
-                 while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
-             }; \
+            "const left = []; \
              let granted, letGo; \
              answer = async (it, real) => { \
                  if (it.url !== url(0) || !it.body) return real(); \
@@ -265,7 +262,7 @@ async fn a_wait_that_is_given_up_leaves_no_lock_whenever_it_is_granted() {
              await until(() => granted); \
              one.stopWaiting(); \
              letGo(); \
-             await free(0); \
+             await untilFree(0); \
              if (one.token) left.push('the page has the lock'); \
              /* The server carries the wait out after the page has given it up. */ \
              let isAborted, later; \
@@ -282,7 +279,7 @@ async fn a_wait_that_is_given_up_leaves_no_lock_whenever_it_is_granted() {
              answer = (it, real) => real(); \
              await until(() => sent.some(it => it.url === url(1) + '/release')); \
              if ((await later()).status !== 201) left.push('the wait was not granted'); \
-             await free(1); \
+             await untilFree(1); \
              return left",
         )
         .await;

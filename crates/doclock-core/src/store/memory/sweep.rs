@@ -65,6 +65,7 @@ impl State {
         Swept {
             sessions,
             more,
+            has_backlog: more,
             announcements: self.ends.some_to_announce(now) || self.takeovers.some_to_tell(now),
             next,
             expired,
