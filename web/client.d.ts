@@ -394,7 +394,7 @@ export class DocLock extends EventTarget {
    * asker is told: it may have left. Rejects if this page does not hold the lock.
    */
   answer(id: string, answer: 'soon' | 'no', message?: string): Promise<boolean>;
-  /** Stops waiting and asking, for all objects of this page. */
+  /** Stops waiting and asking, for all objects of this page. A lock that is granted at this moment is released. */
   stopWaiting(): void;
   /** Asks the server for the current state. */
   check(): Promise<void>;
