@@ -274,6 +274,14 @@ impl Page {
         self.devtools("Page.addScriptToEvaluateOnNewDocument", json!({ "source": script })).await;
     }
 
+    /// From now on, no page of the tab says that it is left: on a slow machine, the grace period of its lock may be over before
+    /// the next page asks for it.
+    pub(crate) async fn sends_no_beacons(&self) {
+        let stub = "navigator.sendBeacon = () => true";
+        self.before_each_page(stub).await;
+        self.run::<()>(stub).await;
+    }
+
     /// Sets the preferred colour scheme, `light` or `dark`.
     pub(crate) async fn prefers(&self, scheme: &str) {
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });

@@ -364,11 +364,8 @@ async fn goes_back(page: &Page) {
 #[actix_web::test]
 async fn save_and_hand_over_sends_the_form_although_nothing_seems_to_be_typed() {
     forms(&[], async |stage| {
-        let [_, bobs, alice] = stage.one_edits().await;
-        let bob = stage.article(&bobs).await;
-        says(&bob, "alice").await;
-        bob.run::<()>("document.querySelector('doclock-form').lock.ask('x')").await;
-        is_asked(&alice, "bob").await;
+        let [_, _, alice, bob] = stage.one_is_asked().await;
+        alice.sends_no_beacons().await;
         let editor = "window.isOld = true; \
              document.querySelector('doclock-form form').addEventListener('submit', () => { document.getElementById('text').value = 'of the editor'; })";
         // What the server refuses is not handed over.
@@ -398,6 +395,7 @@ async fn a_busy_page_and_one_without_storage_keep_the_id_of_their_tab() {
         let page = stage.article(&list).await;
         until_mine(&page).await;
         let token = "return document.querySelector('doclock-form').lock.token";
+        page.sends_no_beacons().await;
         page.before_each_page(
             "addEventListener('DOMContentLoaded', () => { for (const began = Date.now(); Date.now() - began < 1200;); }); \
              addEventListener('pagehide', () => { for (const began = Date.now(); Date.now() - began < 1000;); })",
@@ -411,6 +409,7 @@ async fn a_busy_page_and_one_without_storage_keep_the_id_of_their_tab() {
         }
         // After each save.
         let other = stage.article(&list).await;
+        other.sends_no_beacons().await;
         other.before_each_page("Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } })").await;
         page.click("close").await;
         page.until("location.pathname === '/'").await;

@@ -344,6 +344,7 @@ async fn a_reload_of_a_page_with_frames_keeps_the_locks_of_all_of_them() {
     embedded(&[], async |stage| {
         let api = api_for("http://127.0.0.1:1").await;
         let page = stage.visitor().await;
+        page.sends_no_beacons().await;
         page.go(&format!("{api}/frames/a")).await;
         page.run_async::<()>(
             "const done = arguments[0]; fetch('/login', { method: 'POST' }).then(() => done())",
