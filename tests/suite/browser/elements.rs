@@ -330,24 +330,9 @@ async fn a_document_that_is_gone_is_called_deleted_on_the_open_page() {
     .await;
 }
 
-/// How many texts this browser keeps, and what was typed in them.
-async fn kept(page: &Page) -> Value {
-    page.run_async(
-        "const done = arguments[0], request = indexedDB.open('doclock-kept'); \
-         request.onsuccess = () => { \
-             const all = request.result.transaction('texts').objectStore('texts').getAll(); \
-             all.onsuccess = () => { \
-                 request.result.close(); \
-                 done(all.result.map(it => [it.url, ...it.records.map(it => [it.name, it.base, it.value])])); \
-             }; \
-         }",
-    )
-    .await
-}
-
 /// Lets the page write down what was typed, and goes back to the list by its link.
 async fn leaves(page: &Page) {
-    page.run_async::<()>("setTimeout(arguments[0], 800)").await;
+    eventually("a text is kept", async || kept(page).await != json!([])).await;
     page.click_on("a[href='/']").await;
     page.until("location.pathname === '/'").await;
 }

@@ -132,6 +132,28 @@ async fn until_editing(page: &Page) {
     page.until_shown("save").await;
 }
 
+/// The texts that this browser keeps, and what was typed in them.
+async fn kept(page: &Page) -> Value {
+    page.run_async(
+        "const done = arguments[0], request = indexedDB.open('doclock-kept'); \
+         request.onupgradeneeded = () => request.transaction.abort(); \
+         request.onerror = () => done([]); \
+         request.onsuccess = () => { \
+             const all = request.result.transaction('texts').objectStore('texts').getAll(); \
+             all.onsuccess = () => { \
+                 request.result.close(); \
+                 done(all.result.map(it => [it.url, ...it.records.map(it => [it.name, it.base, it.value])])); \
+             }; \
+         }",
+    )
+    .await
+}
+
+/// Waits until this browser keeps these texts.
+async fn keeps(page: &Page, texts: Value) {
+    eventually(&format!("{texts} is kept"), async || kept(page).await == texts).await;
+}
+
 /// Whether the page fits without clipping and without scrolling sideways.
 async fn fits(page: &Page) -> bool {
     page.run("return document.documentElement.scrollWidth <= innerWidth").await

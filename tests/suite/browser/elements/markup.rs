@@ -143,11 +143,10 @@ async fn a_text_whose_answer_takes_the_place_of_its_element_is_saved_and_words_a
         page.until("document.querySelector('doclock-form') !== window.old").await;
         until_mine(&page).await;
         assert_eq!(page.value("text").await, "saved");
-        assert_eq!(kept(&page).await, json!([]));
+        keeps(&page, json!([])).await;
         assert!(!page.run::<bool>(&format!("return {BAR}('[part=discard]').checkVisibility()")).await);
         writes(&page, "and more").await;
-        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
-        assert_eq!(kept(&page).await, json!([["/locks/article/about-us", ["text", "saved", "and more"]]]));
+        keeps(&page, json!([["/locks/article/about-us", ["text", "saved", "and more"]]])).await;
     })
     .await;
 }
@@ -165,8 +164,7 @@ async fn the_fields_of_a_form_may_have_the_names_of_its_methods() {
         .await;
         until_mine(&page).await;
         page.write("closest", "typed").await;
-        page.run_async::<()>("setTimeout(arguments[0], 800)").await;
-        assert_eq!(kept(&page).await, json!([["/locks/article/about-us", ["closest", "", "typed"]]]));
+        keeps(&page, json!([["/locks/article/about-us", ["closest", "", "typed"]]])).await;
         page.run::<()>("document.querySelector('doclock-form').lock.release()").await;
         page.until("document.getElementById('closest').readOnly").await;
         press(&page, "edit").await;
