@@ -112,6 +112,10 @@ impl Browser {
         let driver = driver.await.expect("Chromium starts");
         // The browser is not asked to quit: a page may be frozen, or may ask whether it should be left.
         driver.clone().leak().expect("a session that is open");
+        // Longer than a page waits, and shorter than the client.
+        let limit = Some(2 * WITHIN - Duration::from_secs(10));
+        let limits = TimeoutConfiguration::new(limit, limit, None);
+        driver.update_timeouts(limits).await.expect("Chromium obeys");
         let first = driver.window().await.expect("a tab");
         Self { driver, first, current: RefCell::default(), server }
     }

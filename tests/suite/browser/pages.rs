@@ -16,10 +16,13 @@ use std::io::ErrorKind;
 use std::process::Command;
 
 /// What the pages below need: `url(n)` of a lock and `doc(n)` of a document, `until(condition)`, the `sent`
-/// requests, the URLs of the `streams`, and `answer`, which may replace or delay the answer to a request.
+/// requests, the URLs of the `streams`, and `answer`, which may replace or delay the answer to a request. However slow
+/// the machine is, neither a request nor the database of this browser is given up.
 const TOOLS: &str = r"
     if (!window.sent) {
-        const [realFetch, RealSource] = [fetch, EventSource];
+        const [realFetch, RealSource, realTimeout] = [fetch, EventSource, setTimeout];
+        AbortSignal.timeout = () => new AbortController().signal;
+        window.setTimeout = (act, ms) => realTimeout(act, /database does not answer/.test(act) ? 100_000 : ms);
         Object.assign(window, { sent: [], streams: [], answer: (request, real) => real() });
         window.fetch = async (url, init) => {
             const request = { url: String(url.url ?? url), headers: new Headers(init?.headers), body: init?.body };
@@ -41,6 +44,11 @@ const TOOLS: &str = r"
     const { DocLock } = await import('/locks/client.js');
     const untilFree = async n => {
         while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50));
+    };
+    const untilLive = async () => {
+        let isLive = false;
+        DocLock.events('/locks', event => { isLive ||= event.isLive; });
+        await until(() => isLive);
     };
 ";
 
@@ -216,6 +224,7 @@ async fn script_elsewhere(stage: &Stage, body: &str) -> Value {
         "const done = arguments[0], api = '{api}', \
              until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}, \
              post = path => fetch(api + path, {{ method: 'POST', credentials: 'include' }}); \
+         AbortSignal.timeout = () => new AbortController().signal; \
          (async () => {{ const {{ DocLock }} = await import(api + '/locks/client.js'); {body} }})() \
              .then(done, error => done('failed: ' + error))"
     );

@@ -29,7 +29,7 @@ async fn the_page_of_a_login_is_not_taken_for_an_answer() {
              const isRelease = it => it.url === url(0) + '/release'; \
              answer = (it, real) => isRelease(it) && sent.filter(isRelease).length < 2 ? html() : real(); \
              await held.close(); \
-             while ((await DocLock.look(url(0))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             await untilFree(0); \
              return told",
         )
         .await;
@@ -111,7 +111,7 @@ async fn a_page_gives_back_a_lock_that_its_session_still_has_for_another_person(
              answer = (it, real) => it.url.endsWith('/heartbeat') ? as(other, real) : real(); \
              await lock.check(); \
              told.push(lock.lost?.kind); \
-             while ((await DocLock.look(url(0))).state !== 'free') await new Promise(done => setTimeout(done, 50)); \
+             await untilFree(0); \
              /* The answer of a former opening comes late: its person is not the one of the new opening. */ \
              let go, isFirst = true; \
              const late = new Promise(done => { go = done; }); \
@@ -143,6 +143,7 @@ async fn a_lock_that_was_lost_at_the_logout_is_refused_to_the_next_person_and_th
         let told: Value = script(
             &page,
             "const told = []; \
+             await untilLive(); \
              const lock = DocLock.open(url(0), { onlost: ({ kind }) => told.push(kind) }); \
              await until(() => lock.token); \
              const post = (path, body) => fetch(path, { method: 'POST', body, headers: { 'Content-Type': 'application/json' } }); \
