@@ -45,7 +45,7 @@ impl Editor {
 
     /// On a MongoDB database.
     pub(crate) fn on_mongodb(database: &str, uri: &str) -> Self {
-        Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
+        Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "600"])
     }
 
     /// Stops the server as usual, and returns its warnings once it has ended. They must be piped.

@@ -45,7 +45,7 @@ impl<'a> Person<'a> {
 
 /// The admin page with the locks of alice, bob and carol, in the order of their age.
 async fn three_locks(test: impl AsyncFnOnce(&Page, &[Person<'_>])) {
-    embedded(&["--ttl-secs", "150", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let mut people = Vec::new();
         for (number, name) in ["alice", "bob", "carol"].iter().enumerate() {
             let person = Person::logged_in(stage, name).await;
@@ -144,6 +144,7 @@ async fn a_break_of_a_lock_that_has_changed_hands_breaks_nothing() {
         let bob = stage.person("bob").await;
         edit_first(&bob).await;
         root.click("break-yes").await;
+        root.until_hidden("break").await;
         root.until_says("locks", "bob").await;
         assert_eq!(stage.lock().await["holder"]["label"], "bob");
         assert!(bob.shows("save").await);
@@ -169,7 +170,7 @@ async fn the_table_is_hidden_from_others() {
 
 #[actix_web::test]
 async fn the_table_names_documents_by_their_titles_and_the_link_opens_them() {
-    embedded(&["--ttl-secs", "150", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let (root, alice) = (stage.person("root").await, Person::logged_in(stage, "alice").await);
         let hostile = "<img src=x onerror=alert(1)> \"&amp;\u{202e}";
         let created = json!({ "title": hostile, "body": "" });

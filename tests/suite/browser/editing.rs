@@ -39,7 +39,7 @@ async fn the_second_person_waits_and_sees_who_is_editing(stage: &Stage) {
 
 #[actix_web::test]
 async fn the_second_person_reads_and_then_edits_without_a_click() {
-    embedded(&["--ttl-secs", "60"], the_second_person_waits_and_sees_who_is_editing).await;
+    embedded(&["--ttl-secs", "600"], the_second_person_waits_and_sees_who_is_editing).await;
 }
 
 #[actix_web::test]
@@ -49,7 +49,7 @@ async fn the_second_person_reads_and_then_edits_without_a_click_on_mongodb() {
 
 #[actix_web::test]
 async fn waiters_edit_in_the_order_of_their_arrival() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let bob = stage.person("bob").await;
@@ -70,7 +70,7 @@ async fn waiters_edit_in_the_order_of_their_arrival() {
 
 #[actix_web::test]
 async fn the_focus_stays_where_it_is_when_the_lock_arrives() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let bob = stage.person("bob").await;
@@ -99,7 +99,7 @@ async fn show(page: &Page, visible: bool) {
 
 #[actix_web::test]
 async fn a_waiter_in_a_hidden_tab_keeps_its_place_and_the_title_says_when_it_is_in() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let bob = stage.person("bob").await;
@@ -131,7 +131,7 @@ async fn a_waiter_in_a_hidden_tab_keeps_its_place_and_the_title_says_when_it_is_
 
 #[actix_web::test]
 async fn an_id_that_no_url_can_name_is_a_missing_document() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         for dots in ["/#/..", "/#/."] {
             alice.go(&stage.editor.url(dots)).await;
@@ -146,7 +146,7 @@ async fn an_id_that_no_url_can_name_is_a_missing_document() {
 
 #[actix_web::test]
 async fn a_waiter_can_leave_the_queue() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let bob = stage.person("bob").await;
@@ -158,7 +158,7 @@ async fn a_waiter_can_leave_the_queue() {
         alice.click("close").await;
         bob.until_says("banner-title", "free now").await;
         assert!(!bob.shows("form").await);
-        assert_eq!(stage.lock().await["state"], "free");
+        eventually("it is free", async || stage.lock().await["state"] == "free").await;
         bob.click("enter").await;
         until_editing(&bob).await;
     })
@@ -167,7 +167,7 @@ async fn a_waiter_can_leave_the_queue() {
 
 #[actix_web::test]
 async fn a_visitor_reads_and_is_told_when_the_document_is_free_again() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let visitor = stage.visitor().await;
@@ -184,7 +184,7 @@ async fn a_visitor_reads_and_is_told_when_the_document_is_free_again() {
 
 #[actix_web::test]
 async fn a_person_whose_lock_is_taken_over_is_told_and_keeps_the_text() {
-    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         alice.write("title", "her title").await;
@@ -219,7 +219,7 @@ async fn a_person_whose_lock_is_taken_over_is_told_and_keeps_the_text() {
 
 #[actix_web::test]
 async fn a_loss_without_a_change_of_the_document_costs_one_click() {
-    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         alice.write("body", "not saved yet").await;
@@ -231,6 +231,7 @@ async fn a_loss_without_a_change_of_the_document_costs_one_click() {
         alice.until_disabled("save").await;
         root.click("close").await;
 
+        alice.until_says("banner-text", "Nobody is editing").await;
         alice.click("enter").await;
         until_editing(&alice).await;
         assert_eq!(alice.value("body").await, "not saved yet");
@@ -244,7 +245,7 @@ async fn a_loss_without_a_change_of_the_document_costs_one_click() {
 
 #[actix_web::test]
 async fn a_person_who_may_not_take_over_sees_the_holder_and_no_button() {
-    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         let bob = stage.person("bob").await;
@@ -264,7 +265,7 @@ async fn a_person_who_may_not_take_over_sees_the_holder_and_no_button() {
 async fn a_name_is_shown_as_text_whatever_is_in_it() {
     let name = "<img src=x onerror=alert(1)>\u{202e}\u{5e9}\u{5dc}\u{200f}&amp;";
     let name = format!("{name}{}", "m".repeat(200 - name.len()));
-    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+    embedded(&["--ttl-secs", "600", "--admin", "root"], async |stage| {
         let alice = stage.visitor().await;
         let login = format!(
             "const done = arguments[0]; const headers = {{ 'Content-Type': 'application/json' }}; \
@@ -299,7 +300,7 @@ async fn a_name_is_shown_as_text_whatever_is_in_it() {
 
 #[actix_web::test]
 async fn a_document_is_created_locked_and_deleted_after_a_question() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let rows =
             |count: usize| format!("document.querySelectorAll('#list li').length === {count}");
         let alice = stage.person("alice").await;
@@ -332,7 +333,7 @@ async fn a_document_is_created_locked_and_deleted_after_a_question() {
 
 #[actix_web::test]
 async fn the_list_learns_the_state_of_all_rows_by_one_request() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         let free = "[...document.querySelectorAll('#list .badge')].every(it => it.dataset.state === 'free')";
         alice.until(free).await;
@@ -431,12 +432,12 @@ async fn a_list_of_a_hundred_rows_asks_for_all_together() {
 
 #[actix_web::test]
 async fn a_page_without_cookies_sends_its_headers_and_survives_if_they_fail() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         let path = format!("/locks/workitem/{}", stage.first_id().await);
         let ask = format!(
             "const done = arguments[0], real = window.fetch, sent = []; \
-             window.fetch = (url, init) => {{ sent.push(init.headers?.Authorization ?? ''); return real(url, init); }}; \
+             window.fetch = (url, init) => {{ if (String(url).includes('{path}')) sent.push(init.headers?.Authorization ?? ''); return real(url, init); }}; \
              import('/locks/client.js').then(async ({{ DocLock }}) => {{ \
                  DocLock.headers = async () => ({{ Authorization: 'Bearer x' }}); \
                  const seen = await DocLock.look('{path}'); \

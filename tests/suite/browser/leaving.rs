@@ -325,7 +325,7 @@ async fn a_short_time_without_a_network_costs_nothing() {
 
 #[actix_web::test]
 async fn a_logout_frees_the_document_and_keeps_what_was_typed() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
+    embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
         alice.write("body", "not saved yet").await;

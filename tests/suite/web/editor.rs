@@ -224,7 +224,7 @@ async fn several_servers_on_one_database_are_one_application() {
     let mut fields: Vec<&str> = record.keys().map(String::as_str).collect();
     fields.sort_unstable();
     assert_eq!(fields, ["_id", "aid", "holder", "since", "token", "ts", "ttl"]);
-    assert_eq!(record.get("ttl"), Some(&Bson::Int64(60_000)));
+    assert_eq!(record.get("ttl"), Some(&Bson::Int64(600_000)));
     let id = document.rsplit('/').next().unwrap();
     assert_eq!(record.get_object_id("_id").unwrap().to_hex(), id);
 

@@ -17,10 +17,11 @@ async fn the_page_of_a_login_is_not_taken_for_an_answer() {
              await held.check(); \
              told.beat = seen(held); \
              const lock = DocLock.open(url(1), { onheld: () => { told.isHeld = true; } }); \
-             await until(() => lock.problem && !lock.busy); \
+             await until(() => sent.some(it => it.url === url(1) && it.body) && !lock.busy); \
              told.acquire = seen(lock); \
-             const empty = DocLock.open(url(2), { acquire: false }); \
-             await until(() => empty.problem); \
+             let looks = 0; \
+             const empty = DocLock.open(url(2), { acquire: false, onchange: () => looks++ }); \
+             await until(() => looks); \
              told.look = [...seen(empty), await DocLock.look(url(2)), (await DocLock.look([url(2)]))[0]]; \
              told.list = [...(await new Promise(done => DocLock.list('/locks', [key(2)], done))).values()]; \
              answer = () => new Response('[]'); \
