@@ -18,7 +18,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Core,
-        claim::{Acquired, Provisional, Wait, Wanted, lock_of},
+        claim::{Acquired, Provisional, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
@@ -209,7 +209,7 @@ impl Granting {
         let permit = self.verbs.claim_permit_by(until).await?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
-            let (mut claim, mut attempts) = (Arc::new(claim), 0);
+            let (mut claim, mut attempts, asked) = (Arc::new(claim), 0, clock::now());
             let answer = verbs::retry(until, verbs::FOREGROUND, |until| {
                 attempts += 1;
                 if attempts > 1 {
@@ -219,10 +219,17 @@ impl Granting {
                 async move { granting.verbs.store.try_acquire(key, &claim, until).await }
             });
             let answer = answer.await;
-            if attempts > 1
-                && let Ok(answer) = &answer
-            {
-                granting.earlier_may_be_late(&key, &claim, answer, &permit);
+            if let Ok(answer) = &answer {
+                if attempts > 1 {
+                    granting.earlier_may_be_late(&key, &claim, answer, &permit);
+                }
+                if let TryAcquire::Granted(lock)
+                | TryAcquire::AlreadyMine(lock)
+                | TryAcquire::Held(lock) = answer
+                {
+                    // Also if the caller is gone: the grant may have replaced a shared lock of the same session.
+                    granting.beliefs.watched.saw(lock, asked);
+                }
             }
             match answer {
                 // If nobody waits for the answer any more, it is dropped, and the lock is given back.
@@ -241,13 +248,8 @@ impl Granting {
                 }
             }
         };
-        let asked = clock::now();
         let acquire = verbs::with_permit(order, self.verbs.deadline, acquire);
-        let acquired = self.verbs.complete("try_acquire", until, scope, acquire).await?;
-        if let Some(lock) = lock_of(&acquired) {
-            self.beliefs.watched.saw(lock, asked);
-        }
-        Ok(acquired)
+        self.verbs.complete("try_acquire", until, scope, acquire).await
     }
 
     /// What one read shows of these documents, for a session that asks for their locks: one query for each collection.

@@ -15,7 +15,7 @@ use crate::{
     key::LockKey,
     lock::{LockToken, Mode, PageId},
     manager::{
-        claim::{Acquired, ClaimPermit, Joined, Provisional},
+        claim::{ClaimPermit, Joined, Provisional},
         granting::Granting,
         observe,
         pauses::jittered,
@@ -38,6 +38,11 @@ impl Granting {
     ) {
         if error.kind() == StoreErrorKind::Overloaded {
             return;
+        }
+        if let Some(token) = claim.upgrades {
+            // If it was granted, the shared lock is gone with it.
+            let (key, aid) = (key.clone(), claim.aid.clone());
+            self.beliefs.gone(&Acquisition { key, aid, token, mode: Mode::Shared });
         }
         let attempts = attempts(key, claim, claim.token.attempts());
         self.give_back(attempts.clone(), Joined::Keep, scope, permit.clone());
@@ -166,7 +171,7 @@ impl Granting {
                         granting.give_back(vec![it], joined, &gift.scope, permit);
                     });
                     // If the waiter has left in the meantime, the lock is given back.
-                    drop(gift.sender.send(Acquired::Granted(fresh)));
+                    drop(gift.sender.send(fresh));
                     Ok(Released::Released)
                 }
                 Ok(HandedOver::Released) => {

@@ -61,11 +61,7 @@ impl Core {
                 if let Some(gone) = Acquisition::of(&lock) {
                     core.beliefs.gone(&gone);
                 }
-                // A repetition that finds no lock: an earlier attempt may have broken it, and a waiter may have the document
-                // by now. Then the news is not settled, and is told when its lease has expired.
-                if broken == Released::Released || attempts == 1 {
-                    core.took(&takeover, broken == Released::Released);
-                }
+                core.took(&takeover, broken == Released::Released, attempts);
                 Ok(broken)
             };
             self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await
@@ -91,7 +87,13 @@ impl Core {
     }
 
     /// Tells everybody that the lock was taken; or forgets the takeover, if the lock was gone before.
-    fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
+    ///
+    /// If a repetition finds no lock, an earlier attempt may have taken it, and another session may have the document by
+    /// now. Then the news is not settled, and is told when its lease has expired.
+    fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool, attempts: u32) {
+        if !is_taken && attempts > 1 {
+            return;
+        }
         if is_taken {
             if let Some(token) = takeover.token {
                 self.causes.was_taken(takeover.key.clone(), token, mark(takeover));
@@ -147,13 +149,14 @@ impl Core {
             if let Some(takeover) = &takeover {
                 core.put_news(takeover, until).await?;
             }
-            let asked = clock::now();
+            let (asked, mut attempts) = (clock::now(), 0);
             let handed = verbs::retry(until, verbs::FOREGROUND, |until| {
+                attempts += 1;
                 core.verbs.store.hand_over(&held, &claim, until)
             });
             let handed = handed.await.map(HandedOver::lock);
             if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
-                core.took(takeover, lock.is_some());
+                core.took(takeover, lock.is_some(), attempts);
             }
             match handed {
                 Ok(Some(lock)) => {

@@ -215,8 +215,12 @@ impl Watched {
             let live = Belief::Live { expires_at: lock.expires_at, known: clock::now() };
             match lock.token {
                 Some(seen) if seen == token => Some(live),
-                // There may be more readers than the one in the answer.
-                _ if lock.mode == Mode::Shared && entry.held.mode == Mode::Shared => None,
+                // There may be more readers than the one in the answer. It has no token if it is the waiter that is next.
+                _ if entry.held.mode == Mode::Shared
+                    && (lock.mode == Mode::Shared || lock.token.is_none()) =>
+                {
+                    None
+                }
                 _ => Some(Belief::Gone),
             }
         });

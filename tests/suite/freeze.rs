@@ -9,7 +9,7 @@ use actix_doclock::{
 };
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{App, NO_DEADLINE, WorkItem, eventually, key, put, title};
 use crate::rig::faulty::Faulty;
@@ -245,6 +245,30 @@ async fn a_grant_that_arrives_after_the_freeze_is_given_back() {
     assert!(matches!(granted, Err(LockError::Frozen { .. })), "{granted:?}");
     eventually("it is given back", async || other.locks.inspect(&key).await.unwrap().is_none())
         .await;
+}
+
+/// As after a pause of the process: its own question for freezes is not answered.
+#[tokio::test]
+async fn a_lock_that_is_handed_over_in_a_freeze_that_its_server_has_not_heard_of_is_given_back() {
+    let Faulty { proxy, app, other, .. } = Faulty::new().await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let locks = app.locks.clone();
+    let waiter =
+        tokio::spawn(async move { locks.acquire(&key("a"), Wait::until_acquired()).await });
+    eventually("it waits", async || app.locks.health().waiting == 1).await;
+    proxy.hold_request("find");
+    proxy.until_fired(1).await;
+    other.locks.freeze("workitem", "migration", in_an_hour(), &root()).await.unwrap();
+    // Now its last answer is too old.
+    sleep(Duration::from_secs(3)).await;
+    app.locks.release(&lock).await.unwrap();
+    let refused = timeout(NO_DEADLINE, waiter).await.expect("the wait ends").unwrap();
+    assert!(matches!(refused, Err(LockError::Frozen { .. })), "{refused:?}");
+    eventually("it is given back", async || {
+        other.locks.inspect(&key("a")).await.unwrap().is_none()
+    })
+    .await;
+    proxy.let_go();
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Holder, Lock, LockManager, MemoryStore, TryAcquire};
+use actix_doclock::{Aid, Holder, Lock, LockError, LockManager, MemoryStore, TryAcquire, Wait};
 use futures_util::FutureExt;
 use tokio::time::{sleep, timeout};
 
@@ -12,6 +12,8 @@ use crate::rig::{fresh_database, mongod};
 
 /// Long enough for anything that should happen at once.
 const SOON: Duration = Duration::from_secs(30);
+/// The deadline of a verb that is to miss it.
+const LATE: Duration = Duration::from_secs(3);
 /// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(150);
 
@@ -85,6 +87,29 @@ async fn news_of_other_locks_and_earlier_acquisitions_change_nothing() {
     assert!(timeout(A_WHILE, &mut lost).await.is_err());
     app.locks.release(&lock).await.unwrap();
     timeout(SOON, lost).await.unwrap();
+}
+
+/// The grant has replaced the shared lock, and is given back: from then on, another session may have the document.
+#[tokio::test]
+async fn a_shared_lock_is_lost_with_an_upgrade_that_nobody_waits_for() {
+    let faulty = Faulty::with_deadline(LATE).await;
+    let mut guard = faulty.app.locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+    faulty.proxy.hold_reply_to("update");
+    let upgraded = guard.upgrade().await;
+    assert!(matches!(upgraded, Err(LockError::Store(_))), "{upgraded:?}");
+    faulty.proxy.let_go();
+    timeout(SOON, guard.lost()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_shared_lock_counts_as_lost_with_an_upgrade_that_is_never_answered() {
+    let faulty = Faulty::with_deadline(LATE).await;
+    let mut guard = faulty.app.locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+    // All repetitions begin with a read.
+    (0..1_000).for_each(|_| faulty.proxy.drop_request("find"));
+    let upgraded = guard.upgrade().await;
+    assert!(matches!(upgraded, Err(LockError::Store(_))), "{upgraded:?}");
+    timeout(SOON, guard.lost()).await.unwrap();
 }
 
 /// By the local clock, which cannot be set, and without any answer: the network carries nothing.

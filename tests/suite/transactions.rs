@@ -7,6 +7,7 @@ use actix_doclock::{
     Aid, LockError, LockGuard, LockKey, Lockable, MongoStore, StoreErrorKind, Wait,
     store::{HeldLock, TransactionError, WorkError},
 };
+use futures_util::future::join3;
 use mongodb::bson::{Document, doc};
 use mongodb::{ClientSession, Collection, Database, error::Error};
 use serde::{Deserialize, Serialize};
@@ -264,6 +265,27 @@ async fn a_transaction_whose_commit_is_not_answered_in_time_is_of_unknown_outcom
         other => panic!("{other:?}"),
     }
     proxy.let_go();
+}
+
+#[tokio::test]
+async fn a_guarded_write_whose_commit_is_not_answered_in_time_is_of_unknown_outcome() {
+    let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(3)).await;
+    for id in ["a", "c"] {
+        put(&database, id, "old").await;
+    }
+    let [a, b, c] = [key("a"), key("b"), key("c")];
+    let (a, b, c) = join3(guard(&app, &a), guard(&app, &b), guard(&app, &c)).await;
+    // Far more than the time allows.
+    for _ in 0..1_000 {
+        proxy.drop_reply_to("commitTransaction");
+    }
+    let new = WorkItem { id: "b".to_owned(), title: "new".to_owned() };
+    let update = a.update(|item: &mut WorkItem| item.title = "new".to_owned());
+    let (updated, created, deleted) = join3(update, b.create(&new), c.delete()).await;
+    for (what, outcome) in [("update", updated.map(drop)), ("create", created), ("delete", deleted)]
+    {
+        assert!(matches!(outcome, Err(LockError::OutcomeUnknown(_))), "{what}: {outcome:?}");
+    }
 }
 
 #[tokio::test]

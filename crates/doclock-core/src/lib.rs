@@ -47,7 +47,7 @@ pub mod limits {
     pub use crate::{
         ended::MAX_NAMED_LOCKS,
         key::MAX_ID_BYTES,
-        lock::{MAX_ASK_BYTES, MAX_ASKS, MAX_LABEL_BYTES},
-        store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
+        lock::{MAX_ASK_BYTES, MAX_LABEL_BYTES},
+        store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE, lock_rules::MAX_ASKS},
     };
 }

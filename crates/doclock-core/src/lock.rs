@@ -23,8 +23,6 @@ pub const MAX_LABEL_BYTES: usize = 4096;
 
 /// The longest text of an ask or of an answer, in bytes. The HTTP API refuses a longer one; other texts are cut.
 pub const MAX_ASK_BYTES: usize = 500;
-/// How many asks one lock has at most, each of another person.
-pub const MAX_ASKS: usize = 8;
 
 /// "Application id": the web session, job or process that holds locks.
 ///

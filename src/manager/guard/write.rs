@@ -13,6 +13,17 @@ use crate::{
     store::StoredDocument,
 };
 
+/// The error of a write that was sent. Without an answer, the document may be written.
+fn perhaps_written(error: LockError) -> LockError {
+    use StoreErrorKind::{OutcomeUnknown, Unavailable};
+    match error {
+        LockError::Store(source) if matches!(source.kind(), Unavailable | OutcomeUnknown) => {
+            LockError::OutcomeUnknown(source)
+        }
+        error => error,
+    }
+}
+
 impl LockGuard {
     /// The current document.
     ///
@@ -62,12 +73,7 @@ impl LockGuard {
         let saves = &self.core.saves;
         let until = self.core.verbs.until();
         let saved = saves.save(&self.held, &original, &document, None, until).await;
-        let changes = saved.map_err(|error| match error {
-            LockError::Store(source) if source.kind() == StoreErrorKind::Unavailable => {
-                LockError::OutcomeUnknown(source)
-            }
-            error => error,
-        })?;
+        let changes = saved.map_err(perhaps_written)?;
         let stored = changes.stored();
         *self.version.lock() = Some(stored.as_ref().map_or(version, StoredDocument::version));
         match stored {
@@ -84,21 +90,23 @@ impl LockGuard {
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<()> {
         self.core.collections.is_of::<T>(self.key())?;
         let until = self.core.verbs.until();
-        let created = self.core.saves.create(&self.held, document, until).await?;
-        *self.version.lock() = Some(created.version());
+        let created = self.core.saves.create(&self.held, document, until).await;
+        *self.version.lock() = Some(created.map_err(perhaps_written)?.version());
         Ok(())
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case, in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was deleted. [`LockError::Store`].
+    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was deleted. [`LockError::OutcomeUnknown`]: the document may or
+    /// may not be deleted. [`LockError::Store`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<()> {
         // The drop of the guard releases the lock.
-        self.core.saves.delete(&self.held, None, self.core.verbs.until()).await
+        let deleted = self.core.saves.delete(&self.held, None, self.core.verbs.until()).await;
+        deleted.map_err(perhaps_written)
     }
 
     /// The lock, for guarded writes of your own:

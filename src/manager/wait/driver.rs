@@ -23,7 +23,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, Mode},
     manager::{
-        claim::{Acquired, Wait, Wanted, lock_of},
+        claim::{Acquired, Provisional, Wait, Wanted, lock_of},
         collections::Collections,
         freezes::Freezes,
         limits::Limits,
@@ -89,7 +89,7 @@ pub(in crate::manager) struct Queues {
 #[derive(Debug)]
 pub(in crate::manager) struct Gift {
     pub(in crate::manager) scope: TaskTracker,
-    pub(in crate::manager) sender: Sender<Acquired>,
+    pub(in crate::manager) sender: Sender<Provisional>,
 }
 
 /// The waiter to hand a lock over to.
@@ -233,7 +233,7 @@ pub(super) struct Driver<'a, M> {
     pub(super) number: u64,
     /// In a fair collection.
     commands: Option<Arc<Commands>>,
-    gift: Option<Receiver<Acquired>>,
+    gift: Option<Receiver<Provisional>>,
     end: Leaving,
 }
 
@@ -311,10 +311,15 @@ impl<M: ForWaiters> Driver<'_, M> {
             biased;
             gift = gift => {
                 self.gift = None;
-                if gift.is_err() {
-                    queues.machine.lock().failed(number);
+                if let Ok(fresh) = gift {
+                    // A freeze may have begun while this process stood still.
+                    match queues.freezes.keep_unless_frozen(fresh, queues.until(self.give_up)).await {
+                        Ok(fresh) => return Ok(Some(Acquired::Granted(fresh))),
+                        Err(e) => self.sit_out(e).await?,
+                    }
                 }
-                return Ok(gift.ok());
+                queues.machine.lock().failed(number);
+                return Ok(None);
             }
             () = woken => {}
             () = at([wake_at, poll_at, self.give_up].into_iter().flatten().min()) => {

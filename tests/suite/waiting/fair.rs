@@ -7,6 +7,7 @@ use actix_doclock::{
     Aid, Holder, Lockable, Mode, Released,
     store::{Place, Rules, Ticket, Waiters},
 };
+use futures_util::FutureExt as _;
 use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -125,6 +126,17 @@ on_each_store! {
         guard.release().await.unwrap();
         let free = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
         free.release().await.unwrap();
+    }
+
+    async fn a_reader_that_is_refused_for_a_waiter_says_nothing_about_other_readers(cluster: Cluster) {
+        let [locks, _] = servers(&cluster).await;
+        let reader = locks.acquire_shared(&counter(), Wait::no()).await.unwrap();
+        let writer = queues(&cluster, &locks).await;
+        let refused = locks.acquire_shared(&counter(), Wait::no()).await;
+        assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        assert!(reader.lost().now_or_never().is_none());
+        reader.release().await.unwrap();
+        in_time("the writer is served", writer).await.unwrap().release().await.unwrap();
     }
 
     async fn a_waiter_that_asks_again_in_time_keeps_its_turn_among_all_servers(cluster: Cluster) {

@@ -8,6 +8,8 @@ use uuid::Uuid;
 
 mod asks;
 
+pub use asks::MAX_ASKS;
+
 use crate::{
     key::LockKey,
     lock::{Aid, Ask, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},

@@ -5,13 +5,15 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::{
-    lock::{Aid, Answer, Ask, MAX_ASKS, Mode},
+    lock::{Aid, Answer, Ask, Mode},
     store::{
         Acquisition, Answered, Asked,
         lock_rules::{Grant, Moment, Record, StandingAsk},
     },
 };
 
+/// How many asks one lock has at most, each of another person.
+pub const MAX_ASKS: usize = 8;
 /// How long an ask stands after its asker has last repeated it: a page that waits repeats it every 30 to 55 s.
 const LEASE: Duration = Duration::from_secs(90);
 /// A repetition changes nothing while more than this is left: other writes of the record need not wait for it.
