@@ -46,7 +46,7 @@ async fn without_the_monitor_a_lock_still_expires() {
 async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
     let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
     let server = Mongod::start_replica_set_that_is(eager).await;
-    let settings = Settings { ttl: Duration::from_secs(3), ..no_reaper() };
+    let settings = Settings { ttl: Duration::from_secs(10), ..no_reaper() };
     let fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(2).await;
     let app = fleet.inside("holder").await;
@@ -54,7 +54,7 @@ async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
     let name = LockKey::new(Named::COLLECTION, "a").unwrap();
     Desk::new(&app).acquire(&abandoned).await.expect("a free document");
 
-    let held_for = 3 * app.settings.ttl;
+    let held_for = 2 * app.settings.ttl;
     let session = async {
         let desk = Desk::new(&app);
         let lock = desk.acquire(&edited).await.expect("a free document");

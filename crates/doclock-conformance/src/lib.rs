@@ -47,7 +47,7 @@ pub use shorthand::{Answer, Shorthand};
 pub const COLLECTION: &str = "page";
 
 /// The ttl with which the collection is prepared.
-pub const TTL: Duration = Duration::from_secs(60);
+pub const TTL: Duration = Duration::from_secs(600);
 
 /// A document of the cases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,7 +24,8 @@ use doclock_core::{
 
 use crate::{COLLECTION, Page, Shorthand, Subject, TTL};
 
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// A sixtieth of the [`TTL`]: far more than a step takes on a busy machine.
+pub(crate) const TICK: Duration = Duration::from_secs(10);
 
 pub(crate) const NONE: Deadline = Deadline::NONE;
 
@@ -62,7 +63,7 @@ pub(crate) fn acquisition(lock: &Lock) -> Acquisition {
 
 /// True if the lock was granted or renewed a short time ago.
 pub(crate) fn is_full(lock: &Lock) -> bool {
-    lock.expires_in() > TTL - 30 * SECOND
+    lock.expires_in() > TTL - 30 * TICK
 }
 
 pub(crate) fn keys<const N: usize>(ids: [&str; N]) -> [LockKey; N] {
@@ -409,7 +410,7 @@ impl<S: Subject> Steps<S> {
     /// Takes all pending announcements, with their locks in order, and settles them.
     pub(crate) async fn announced(&self) -> Vec<SessionEnded> {
         let worker = Uuid::new_v4();
-        let mut ended = self.take_ends(worker, 60 * SECOND, 1_000).await.unwrap();
+        let mut ended = self.take_ends(worker, 60 * TICK, 1_000).await.unwrap();
         self.told(worker, &ended).await.unwrap();
         ended.iter_mut().for_each(|it| it.locks.sort());
         ended

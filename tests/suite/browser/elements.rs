@@ -159,12 +159,20 @@ async fn two_tabs_of_one_person_never_edit_at_once_and_the_older_text_stays() {
 }
 
 /// After a submit that no script has stopped, the page is expected to go, and says nothing of a loss for some seconds.
+/// The page hears events from now on.
+async fn until_live(page: &Page) {
+    let listens = "const done = arguments[0]; \
+         import('/locks/client.js').then(({ DocLock }) => DocLock.events('/locks', event => event.isLive && done()))";
+    page.run_async::<()>(listens).await;
+}
+
 #[actix_web::test]
 async fn a_page_that_sends_its_form_by_a_script_says_at_once_that_its_lock_is_lost() {
     forms(&[], async |stage| {
         let list = stage.author("alice").await;
         let page = stage.article(&list).await;
         until_mine(&page).await;
+        until_live(&page).await;
         page.run::<()>(
             "const now = performance.now(); \
              performance.now = () => now; \

@@ -46,7 +46,7 @@ enum Got {
 }
 
 /// Polls a future until it has been pending that often, and drops it.
-async fn drop_at(future: impl Future<Output = ()>, point: usize) -> Got {
+async fn drop_at(future: impl Future<Output = ()>, point: usize, never: Duration) -> Got {
     let mut future = pin!(future);
     let woken = Arc::new(Woken(Notify::new()));
     let waker = Arc::clone(&woken).into();
@@ -55,7 +55,7 @@ async fn drop_at(future: impl Future<Output = ()>, point: usize) -> Got {
             Poll::Ready(()) => return Got::ToTheEnd,
             Poll::Pending if left == 0 => {}
             Poll::Pending => {
-                if timeout(NEVER, woken.0.notified()).await.is_err() {
+                if timeout(never, woken.0.notified()).await.is_err() {
                     return Got::NoFurther;
                 }
             }
@@ -65,11 +65,11 @@ async fn drop_at(future: impl Future<Output = ()>, point: usize) -> Got {
 }
 
 /// Returns the number of await points.
-async fn drop_everywhere(stores: &Stores, case: &Case) -> usize {
+async fn drop_everywhere(stores: &Stores, case: &Case, never: Duration) -> usize {
     for point in 0..MOST {
         let scene = Scene::new(stores).await;
         let future = (case.begin)(scene.clone()).await;
-        let got = drop_at(future, point).await;
+        let got = drop_at(future, point, never).await;
         scene.locks.shutdown().await;
         let what = format!("{}, dropped at await point {point} ({got:?})", case.name);
         if got == Got::ToTheEnd {
@@ -98,7 +98,11 @@ async fn drop_everywhere(stores: &Stores, case: &Case) -> usize {
 
 async fn on(stores: &Stores) {
     for case in cases() {
-        let points = drop_everywhere(stores, &case).await;
+        let mut points = drop_everywhere(stores, &case, NEVER).await;
+        if points <= case.at_least {
+            // The answer of a busy server is late.
+            points = drop_everywhere(stores, &case, 20 * NEVER).await;
+        }
         println!("{}: {points} await points", case.name);
         assert!(points > case.at_least, "{}: {points} await points", case.name);
     }

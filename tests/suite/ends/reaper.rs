@@ -130,7 +130,7 @@ async fn the_reaper_waits_until_all_types_are_registered() {
     before.granted(&live, &alice).await;
 
     let heard = Heard::default();
-    let interval = Duration::from_secs(2);
+    let interval = Duration::from_secs(10);
     let app =
         App::with(&database, |settings| heard.listening()(settings).reaper_interval(interval));
     let app = app.await;

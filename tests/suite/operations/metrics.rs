@@ -234,7 +234,7 @@ async fn releases_and_breaks_are_counted() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn renewals_and_lost_guards_are_counted() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
@@ -332,8 +332,8 @@ async fn an_outage_is_counted_by_verb_and_kind_and_as_an_outcome() {
     let mut seen = Recorded::start();
     let server = Mongod::start_replica_set().await;
     let database = fresh_database(&server.uri()).await;
+    let lock = App::on(&database).await.granted(&key("a"), &Aid::new()).await;
     let locks = App::with(&database, with_deadline(Duration::from_millis(500))).await.locks;
-    let lock = granted(&locks, "a", &Aid::new()).await;
     server.pause();
     locks.lock_for_session(&key("b"), &Aid::new(), &Holder::new("bob")).await.unwrap_err();
     locks.renew(&lock.aid).await.unwrap_err();

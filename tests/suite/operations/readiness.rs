@@ -48,7 +48,7 @@ async fn without_primary(seconds: i32) -> Mongod {
 async fn a_server_that_starts_during_an_election_waits_for_the_primary() {
     log_lines();
     // Longer than a server selection.
-    let server = without_primary(8).await;
+    let server = without_primary(15).await;
     let uri = format!("{}&serverSelectionTimeoutMS=2000", server.uri());
     let store = MongoStore::connect(&uri, &fresh_name()).await.unwrap();
     assert!(count_logged(&["WARN", "no primary at the moment"]) > 0);

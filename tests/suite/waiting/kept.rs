@@ -197,7 +197,7 @@ async fn a_stuck_renewal_holds_up_no_others() {
 async fn guards_that_are_released_during_a_renewal_do_not_count_as_lost() {
     let lines = crate::rig::log::log_lines();
     let faulty = Faulty::new().await;
-    let job = faulty.app.locks.job("quick").ttl(Duration::from_secs(3));
+    let job = faulty.app.locks.job("quick").ttl(Duration::from_secs(15));
     let name = fresh_id();
     let stays = job.acquire(&key("stays"), Wait::no()).await.unwrap();
     let goes = job.acquire(&key(&name), Wait::no()).await.unwrap();
@@ -286,6 +286,8 @@ async fn a_wait_that_ends_in_an_outage_is_an_error_and_not_a_refusal() {
     let faulty = Faulty::with_deadline(Duration::from_millis(500)).await;
     let _held = faulty.other.locks.acquire(&key("a"), Wait::no()).await.unwrap();
     let locks = faulty.app.locks.clone();
+    let first = waiting(&locks, &key("a")).await;
+    until_told(&locks, WorkItem::COLLECTION).await;
     let crowd = (0..3).map(|_| {
         let locks = locks.clone();
         tokio::spawn(async move {
@@ -293,12 +295,13 @@ async fn a_wait_that_ends_in_an_outage_is_an_error_and_not_a_refusal() {
         })
     });
     let crowd: Vec<_> = crowd.collect();
-    until_told(&locks, WorkItem::COLLECTION).await;
+    eventually("all wait", async || locks.health().waiting == 4).await;
     faulty.proxy.cut();
     for waiting in crowd {
         let ended = in_time("it ends", waiting).await.unwrap();
         assert!(matches!(ended, Err(LockError::Store(_))), "{ended:?}");
     }
+    first.abort();
 }
 
 #[tokio::test]

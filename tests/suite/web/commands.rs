@@ -9,7 +9,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     let (database, commands) = rig::counted_database(&server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
-    let locks = crate::rig::app::manager_on(&database).build().await.unwrap();
+    let locks = crate::rig::app::manager_on(&database).without_reaper().build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     commands.take();

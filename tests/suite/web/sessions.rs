@@ -140,7 +140,12 @@ struct Extending<S> {
     app: S,
     /// Lets a slow request go on.
     goes_on: web::Data<Notify>,
+    begun: web::Data<Begun>,
 }
+
+/// The handler of a slow request has begun.
+#[derive(Default)]
+struct Begun(Notify);
 
 async fn serve_extending<K: SessionStore + 'static>(
     locks: &LockManager,
@@ -164,12 +169,14 @@ async fn serve_extending<K: SessionStore + 'static>(
     }
     async fn edit_slowly(
         goes_on: web::Data<Notify>,
+        begun: web::Data<Begun>,
         locks: SessionLocks,
         when: web::Path<String>,
     ) -> Result<impl Responder, LockError> {
         if *when == "before" {
             locks.lock::<Note>("a".to_owned()).await?;
         }
+        begun.0.notify_one();
         wait(&goes_on).await;
         if *when == "after" {
             locks.lock::<Note>("a".to_owned()).await?;
@@ -191,14 +198,16 @@ async fn serve_extending<K: SessionStore + 'static>(
         HttpResponse::InternalServerError().finish()
     }
     let goes_on = web::Data::new(Notify::new());
+    let begun = web::Data::new(Begun::default());
     let app = App::new()
         .wrap(session)
         .app_data(goes_on.clone())
+        .app_data(begun.clone())
         .configure(routes)
         .route("/slow", web::get().to(slow))
         .route("/slow/edit/{when}", web::post().to(edit_slowly))
         .route("/slow/change/{what}", web::post().to(change_slowly));
-    Extending { app: test::init_service(app).await, goes_on }
+    Extending { app: test::init_service(app).await, goes_on, begun }
 }
 
 /// The names of the cookies in an answer.
@@ -280,7 +289,7 @@ on_every_session_store! {
 
     async fn a_slow_answer_does_not_undo_a_logout<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let Extending { app, goes_on, .. } = serve_extending(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         let slow = alice.copy();
         let (extended, ()) = tokio::join!(slow.get("/slow"), async { goes_on.notify_one() });
@@ -299,7 +308,7 @@ on_every_session_store! {
 
     async fn a_slow_failure_that_changes_the_session_does_not_undo_a_logout<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let Extending { app, goes_on, .. } = serve_extending(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         let slow = alice.copy();
         let ends = async {
@@ -313,7 +322,7 @@ on_every_session_store! {
 
     async fn a_slow_login_soon_after_an_end_keeps_its_cookie<K>(sessions: K) {
         let (locks, store) = embedded().await;
-        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let Extending { app, goes_on, .. } = serve_extending(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
         let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
@@ -327,11 +336,12 @@ on_every_session_store! {
 
     async fn a_slow_request_keeps_no_lock_for_a_session_that_has_ended_meanwhile<K>(sessions: K) {
         let (locks, store) = embedded().await;
-        let Extending { app, goes_on } = serve_extending(&locks, sessions.store(&locks).await).await;
+        let Extending { app, goes_on, begun } = serve_extending(&locks, sessions.store(&locks).await).await;
         for when in ["before", "after"] {
             let alice = Browser::logged_in(&app, "alice").await;
             let slow = alice.copy();
             let ends = async {
+                begun.0.notified().await;
                 sleep(Duration::from_millis(300)).await;
                 alice.post("/purge").await;
                 if when == "after" {
@@ -483,7 +493,8 @@ on_every_session_store! {
     }
 
     async fn locks_of_a_session_are_renewed_by_its_requests_once_in_a_third_of_the_ttl<K>(sessions: K) {
-        let (locks, store) = embedded().await;
+        const TTL: Duration = Duration::from_secs(600);
+        let (locks, store) = embedded_with(|settings| settings.ttl(TTL)).await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
@@ -494,25 +505,24 @@ on_every_session_store! {
         };
         // The login counts as activity, so no renewal is due yet.
         for id in ["a", "b"] {
-            store.age(&key(id), Duration::from_secs(50));
+            store.age(&key(id), Duration::from_secs(500));
         }
         alice.get("/plain").await;
-        assert!(left("a").await.unwrap() <= 10, "not due");
+        assert!(left("a").await.unwrap() <= 100, "not due");
 
         // Another server does not know of that activity.
-        let (other, _) = (LockManager::builder(store.clone()).ttl(Duration::from_secs(60)), ());
-        let other = other.build().await.unwrap();
+        let other = LockManager::builder(store.clone()).ttl(TTL).build().await.unwrap();
         other.register::<Note>().await.unwrap();
         let other_app = serve(&other, sessions.store(&other).await).await;
         let there = Browser { app: &other_app, jar: alice.jar.clone() };
         there.get("/plain").await;
         other.shutdown().await;
-        assert!(left("a").await.unwrap() > 30, "renewed");
-        assert!(left("b").await.unwrap() > 30, "all locks are renewed");
-        store.age(&key("a"), Duration::from_secs(50));
+        assert!(left("a").await.unwrap() > 300, "renewed");
+        assert!(left("b").await.unwrap() > 300, "all locks are renewed");
+        store.age(&key("a"), Duration::from_secs(500));
         there.get("/plain").await;
         other.shutdown().await;
-        assert!(left("a").await.unwrap() <= 10, "not due again");
+        assert!(left("a").await.unwrap() <= 100, "not due again");
     }
 
     async fn logging_out_or_clearing_the_session_is_announced_once<K>(sessions: K) {

@@ -14,7 +14,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Instant,
 };
 
 use actix_web::{

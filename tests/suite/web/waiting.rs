@@ -144,7 +144,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_neither_place_nor_lock(
 /// sending, and carries on.
 #[actix_web::test]
 async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock() {
-    let (locks, _) = embedded().await;
+    let (locks, _) = embedded_with(|settings| settings.ttl(SOON * 100)).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let manager = locks.clone();

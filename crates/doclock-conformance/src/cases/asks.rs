@@ -65,7 +65,7 @@ cases! {
 
     async fn an_ask_stands_with_the_lock_and_changes_nothing_else(store, alice, bob, carol) {
         let mine = store.granted("a", alice).await;
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         let before = store.lock_on("a").await.unwrap();
         let (of_bob, ahead) = store.stands("a", &ask(bob, "for the meeting")).await;
         assert_eq!((&of_bob.aid, &*of_bob.message, ahead), (bob, "for the meeting", 0));
@@ -75,7 +75,7 @@ cases! {
         let after = store.lock_on("a").await.unwrap();
         assert_eq!(after.asks, [of_bob, of_carol]);
         assert_eq!((after.token, after.since, &after.aid), (mine.token, before.since, alice));
-        assert!(after.expires_in() < TTL - 15 * SECOND, "an ask renews nothing: {after:?}");
+        assert!(after.expires_in() < TTL - 15 * TICK, "an ask renews nothing: {after:?}");
         assert_eq!(store.held("a", &Aid::new()).await.asks.len(), 2, "a refusal knows them");
         assert_eq!(store.releases(&mine).await, Released::Released);
     }
@@ -200,7 +200,7 @@ cases! {
         let (of_bob, _) = store.stands("a", &ask(bob, "x")).await;
         store.stands("a", &ask(carol, "x")).await;
         for _ in 0..3 {
-            store.age("a", 35 * SECOND).await;
+            store.age("a", Duration::from_secs(35)).await;
             store.renews(&[alice]).await;
             store.repeats("a", &ask(carol, "x")).await;
         }

@@ -7,7 +7,7 @@ use super::{
     *,
 };
 
-const LEASE: Duration = Duration::from_secs(60);
+const LEASE: Duration = TTL;
 
 cases! {
     tests ends($);
@@ -19,7 +19,7 @@ cases! {
         tokio::time::sleep(Duration::from_millis(5)).await;
         store.logs_out(alice).await;
         let ago = store.session_ended(alice).await.unwrap().unwrap();
-        assert!(ago >= Duration::from_millis(4) && ago < 60 * SECOND, "{ago:?}");
+        assert!(ago >= Duration::from_millis(4) && ago < 60 * TICK, "{ago:?}");
         assert_eq!(store.session_ended(&Aid::new()).await.unwrap(), None);
     }
 
@@ -37,7 +37,7 @@ cases! {
         let ended = store.announces(alice, &["a", "b", "expired", "read", "shared"]).await;
         assert_eq!((ended.reason, ended.repeated), (EndReason::Revoked, false), "the first reason");
         let off = SystemTime::now().duration_since(ended.at).unwrap_or_default();
-        assert!(off < 60 * SECOND, "expected an end now, not {off:?} ago");
+        assert!(off < 60 * TICK, "expected an end now, not {off:?} ago");
         store.logs_out(alice).await;
         assert_eq!(store.announced().await, []);
     }
@@ -120,11 +120,11 @@ cases! {
         store.expired("of alice", alice).await;
         store.expired("of bob", bob).await;
         store.read("read", &[alice, bob]).await;
-        store.age("read", TTL - 20 * SECOND).await;
+        store.age("read", TTL - 20 * TICK).await;
         store.finds_nobody_idle().await;
         assert_eq!(store.logs_out(bob).await, keys(["of bob", "read"]));
         assert!(store.announces(bob, &["of bob", "read"]).await.for_good);
-        store.age("read", 20 * SECOND).await;
+        store.age("read", 20 * TICK).await;
         store.finds_idle(1).await;
         assert!(!store.announces(alice, &["of alice", "read"]).await.for_good);
     }
@@ -475,22 +475,22 @@ cases! {
             if mode == Shared {
                 store.read("a", &[bob]).await;
             }
-            store.age("a", TTL - 10 * SECOND).await;
+            store.age("a", TTL - 10 * TICK).await;
             let ends = async |why: &str| {
                 let left = store.lock_of("a", alice).await.expect("a lock").expires_in();
-                assert!(left <= TTL / 2 + 10 * SECOND, "{mode:?}, {why}: {left:?}");
+                assert!(left <= TTL / 2 + 10 * TICK, "{mode:?}, {why}: {left:?}");
             };
             assert_eq!(store.renews(&[alice, bob]).await, 1);
             ends("renewed").await;
             let next = store.sweeps().await.next.unwrap();
-            assert!(next <= TTL / 2 + 10 * SECOND, "the next sweep is in time: {next:?}");
+            assert!(next <= TTL / 2 + 10 * TICK, "the next sweep is in time: {next:?}");
             store.reenters("a", &bounded(alice)).await;
             ends("re-entered").await;
             if mode == Exclusive {
                 assert_eq!(store.saves(&mine, "new").await, Saved::Saved);
                 ends("saved").await;
             }
-            store.age("a", TTL / 2 + 10 * SECOND).await;
+            store.age("a", TTL / 2 + 10 * TICK).await;
             assert_eq!(store.renews(&[alice]).await, 0);
             assert!(store.lock_of("a", alice).await.is_none());
             assert_eq!(store.lock_on("a").await.is_some(), mode == Shared, "no other is affected");
@@ -500,28 +500,28 @@ cases! {
 
     async fn each_reader_has_its_own_ttl(store, alice, bob, carol) {
         store.granted("a", &reading(alice)).await;
-        store.granted("a", &Claim { ttl: 20 * SECOND, ..reading(bob) }).await;
+        store.granted("a", &Claim { ttl: 20 * TICK, ..reading(bob) }).await;
         let seen = store.held("a", &Aid::new()).await;
         assert_eq!(seen.aid, *alice, "the reader that expires last is named");
-        store.granted("a", &Claim { ttl: 10 * SECOND, ..reading(carol) }).await;
-        store.age("a", 10 * SECOND).await;
+        store.granted("a", &Claim { ttl: 10 * TICK, ..reading(carol) }).await;
+        store.age("a", 10 * TICK).await;
         let swept = store.finds_idle(1).await;
-        assert!(swept.next.unwrap() <= 10 * SECOND, "{swept:?}");
-        store.age("a", 10 * SECOND).await;
+        assert!(swept.next.unwrap() <= 10 * TICK, "{swept:?}");
+        store.age("a", 10 * TICK).await;
         assert_eq!(readers(store).await, set([alice]));
     }
 
     async fn an_idle_reader_is_swept_although_another_renews(store, alice, bob) {
         store.read("a", &[alice, bob]).await;
-        store.age("a", TTL - 10 * SECOND).await;
+        store.age("a", TTL - 10 * TICK).await;
         store.renews(&[bob]).await;
         let swept = store.finds_idle(0).await;
-        assert!(swept.next.unwrap() <= 10 * SECOND, "{swept:?}");
-        store.age("a", 10 * SECOND).await;
+        assert!(swept.next.unwrap() <= 10 * TICK, "{swept:?}");
+        store.age("a", 10 * TICK).await;
         let swept = store.finds_idle(1).await;
         assert!(swept.announcements, "{swept:?}");
         let next = swept.next.unwrap();
-        assert!(next <= TTL - 10 * SECOND && next > 10 * SECOND, "of the other reader: {next:?}");
+        assert!(next <= TTL - 10 * TICK && next > 10 * TICK, "of the other reader: {next:?}");
         store.announces(alice, &["a"]).await;
         assert_eq!(readers(store).await, set([bob]));
         store.finds_idle(0).await;
@@ -545,18 +545,18 @@ cases! {
         store.granted("a", &short(alice)).await;
         store.granted("b", bob).await;
         sweeps_in_time("a short ttl").await;
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         store.renews(&[alice]).await;
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         store.finds_idle(0).await;
-        store.age("a", 10 * SECOND).await;
+        store.age("a", 10 * TICK).await;
         store.finds_idle(1).await;
         store.announces(alice, &["a"]).await;
         store.granted("a", &Claim { max_hold: Some(TTL / 2), ..claim(alice) }).await;
         sweeps_in_time("a short `max_hold`").await;
         store.granted("c", &short(alice)).await;
         store.reenters("c", alice).await;
-        store.age("c", TTL / 2 + SECOND).await;
+        store.age("c", TTL / 2 + TICK).await;
         store.sweeps().await;
         assert!(store.token_on("c").await.is_some(), "it was taken again for longer");
         store.age_all(&["a", "c"], TTL).await;

@@ -3,7 +3,7 @@
 use super::*;
 use doclock_core::store::{Place, Rules, Ticket, Turn, Waiters};
 
-const LEASE: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(200);
 
 /// The only waiter of a server.
 #[derive(Clone)]
@@ -147,7 +147,7 @@ cases! {
 
     async fn a_reserved_document_names_the_first_waiter(store) {
         let (holder, [first, second]) = store.queue([Exclusive, Shared]).await;
-        store.age("a", 5 * SECOND).await;
+        store.age("a", 5 * TICK).await;
         store.leaves(&holder).await;
         assert!(store.lock_on("a").await.is_none(), "nobody holds it");
         assert_eq!(store.all().await.len(), 0);
@@ -156,7 +156,7 @@ cases! {
             assert_eq!((seen.token, seen.mode), (None, Exclusive));
             assert_eq!(seen.holder.as_ref().unwrap().label, "waits");
             let left = seen.expires_in();
-            assert!(left <= LEASE - 5 * SECOND && left > SECOND, "{left:?}");
+            assert!(left <= LEASE - 5 * TICK && left > TICK, "{left:?}");
             assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
         }
         store.gets(&first).await;

@@ -8,7 +8,7 @@ cases! {
 
     async fn a_handover_gives_the_lock_to_the_next_holder_with_its_own_lease(store, alice, bob) {
         let mine = store.granted("a", alice).await;
-        store.age("a", 40 * SECOND).await;
+        store.age("a", 40 * TICK).await;
         let to = Claim { holder: Holder::new("bob"), ..claim(bob) };
         let lock = store.hands_over(&mine, &to).await.lock().expect("a handover");
         assert_eq!((&lock.aid, lock.token, lock.mode), (bob, Some(to.token), Exclusive));
@@ -39,7 +39,7 @@ cases! {
         let mine = store.granted("a", alice).await;
         let to = claim(bob);
         store.hands_over(&mine, &to).await.lock().expect("handed over");
-        store.age("a", TTL + SECOND).await;
+        store.age("a", TTL + TICK).await;
         let again = store.hands_over(&mine, &to).await.lock();
         assert!(again.is_none_or(|lock| lock.expires_in().is_zero()));
         assert!(store.lock_on("a").await.is_none(), "it has expired");

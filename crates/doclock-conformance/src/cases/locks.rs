@@ -14,17 +14,17 @@ cases! {
         assert_eq!(lock.holder.as_ref(), Some(&claim(alice).holder));
         assert!(lock.expires_in() <= TTL && is_full(&lock), "{lock:?}");
         let off = SystemTime::now().duration_since(lock.since).unwrap_or_default();
-        assert!(off < 60 * SECOND, "taken now, not {off:?} ago");
+        assert!(off < 60 * TICK, "taken now, not {off:?} ago");
     }
 
     async fn a_refusal_names_the_holder_and_changes_nothing(store, alice, bob) {
         let mine = store.granted("a", alice).await;
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         for _ in 0..2 {
             let lock = store.held("a", bob).await;
             assert_eq!((&lock.aid, lock.token), (alice, mine.token));
             assert_eq!(lock.holder.as_ref().unwrap().label, "alice");
-            assert!(lock.expires_in() <= TTL - 20 * SECOND, "a refusal does not renew: {lock:?}");
+            assert!(lock.expires_in() <= TTL - 20 * TICK, "a refusal does not renew: {lock:?}");
         }
         assert_eq!(store.token_on("a").await, mine.token);
     }
@@ -33,7 +33,7 @@ cases! {
         // The holder of an exclusive lock may read, too.
         for (mode, again) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Shared)] {
             let mine = store.granted("a", &Claim { mode, ..claim(alice) }).await;
-            store.age("a", 50 * SECOND).await;
+            store.age("a", 50 * TICK).await;
             let lock = store.reenters("a", &Claim { mode: again, ..claim(alice) }).await;
             assert_eq!((lock.mode, lock.token), (mode, mine.token));
             assert!(is_full(&lock), "renewed: {lock:?}");
@@ -59,18 +59,18 @@ cases! {
 
     async fn the_ttl_of_the_holder_counts_and_not_the_contenders(store, alice, bob) {
         store.granted("a", alice).await;
-        store.age("a", 30 * SECOND).await;
-        store.held("a", &Claim { ttl: SECOND, ..claim(bob) }).await;
+        store.age("a", 30 * TICK).await;
+        store.held("a", &Claim { ttl: TICK, ..claim(bob) }).await;
 
-        store.granted("b", &Claim { ttl: SECOND, ..claim(alice) }).await;
-        store.age("b", 2 * SECOND).await;
+        store.granted("b", &Claim { ttl: TICK, ..claim(alice) }).await;
+        store.age("b", 2 * TICK).await;
         store.granted("b", bob).await;
     }
 
     async fn renewal_extends_all_live_locks_of_the_session_and_no_others(store, alice, bob) {
         for (id, aid) in [("a", alice), ("b", alice), ("of bob", bob)] {
             store.granted(id, aid).await;
-            store.age(id, 50 * SECOND).await;
+            store.age(id, 50 * TICK).await;
         }
         let tokens = async || -> BTreeMap<_, _> {
             store.all().await.into_iter().map(|lock| (lock.key, lock.token)).collect()
@@ -143,12 +143,12 @@ cases! {
             assert_eq!(renewed, Renewed { documents: 3, late: Vec::new() });
             for (id, _, _, at_most) in claims {
                 let left = store.left(id).await;
-                assert!(left <= at_most && left > at_most - 5 * SECOND, "{id}: {left:?}");
+                assert!(left <= at_most && left > at_most - 5 * TICK, "{id}: {left:?}");
             }
             // The sweep knows of the longer ttl, too.
-            store.age("short", TTL / 2 - 5 * SECOND).await;
+            store.age("short", TTL / 2 - 5 * TICK).await;
             store.finds_idle(0).await;
-            store.age("short", 5 * SECOND).await;
+            store.age("short", 5 * TICK).await;
             store.finds_idle(1).await;
             for aid in &aids {
                 store.releases_all(aid).await;

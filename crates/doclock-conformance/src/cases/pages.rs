@@ -44,9 +44,9 @@ cases! {
         assert!(store.confirms(alice, true).await.is_none(), "free");
         let mine = store.granted("a", alice).await;
         assert!(store.confirms(bob, true).await.is_none(), "of another session");
-        store.closes(&mine, None, 20 * SECOND).await;
+        store.closes(&mine, None, 20 * TICK).await;
         assert!(store.confirms(alice, true).await.unwrap().is_leaving);
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         assert!(store.confirms(alice, true).await.is_none(), "expired");
     }
 
@@ -81,15 +81,15 @@ cases! {
     #[needs(Sessions)]
     async fn a_leaving_lock_expires_however_often_it_is_renewed(store, alice) {
         let mine = store.granted("a", alice).await;
-        for grace in [20 * SECOND, 5 * SECOND, 40 * SECOND] {
+        for grace in [20 * TICK, 5 * TICK, 40 * TICK] {
             assert_eq!(store.closes(&mine, None, grace).await, Released::Released);
         }
-        assert!(store.left("a").await <= 5 * SECOND, "the shortest period counts");
+        assert!(store.left("a").await <= 5 * TICK, "the shortest period counts");
         store.renews(&[alice]).await;
-        assert!(store.left("a").await <= 5 * SECOND);
+        assert!(store.left("a").await <= 5 * TICK);
         assert_eq!(store.token_on("a").await, mine.token, "until then it is held");
         store.held("a", &Aid::new()).await;
-        store.age("a", 5 * SECOND).await;
+        store.age("a", 5 * TICK).await;
         assert_eq!(store.closes(&mine, None, TTL).await, Released::AlreadyGone);
         assert!(store.holders("a").await.is_empty());
         // The session has closed one page, but it may have others.
@@ -100,41 +100,41 @@ cases! {
     async fn only_the_named_acquisition_expires_sooner(store, alice) {
         let stale = store.granted("a", alice).await;
         store.releases(&stale).await;
-        assert_eq!(store.closes(&stale, None, SECOND).await, Released::AlreadyGone);
+        assert_eq!(store.closes(&stale, None, TICK).await, Released::AlreadyGone);
         let mine = store.granted("a", alice).await;
         let of_another = Lock { aid: Aid::new(), ..mine };
         for wrong in [&stale, &of_another] {
-            assert_eq!(store.closes(wrong, None, SECOND).await, Released::AlreadyGone);
+            assert_eq!(store.closes(wrong, None, TICK).await, Released::AlreadyGone);
         }
-        assert!(store.left("a").await > 30 * SECOND);
+        assert!(store.left("a").await > 30 * TICK);
     }
 
     async fn a_reloaded_page_gets_its_lock_back_in_full(store, alice) {
         let [old, new] = [PageId::new(), PageId::new()];
-        let first = Claim { page: Some(old), max_hold: Some(TTL + 30 * SECOND), ..in_tab(alice) };
+        let first = Claim { page: Some(old), max_hold: Some(TTL + 30 * TICK), ..in_tab(alice) };
         let reload = Claim { token: LockToken::new(), page: Some(new), ..first.clone() };
         let mine = store.granted("a", &first).await;
         let since = store.holders("a").await[0].since;
-        let goes = async |page| store.closes(&mine, Some(page), 5 * SECOND).await;
+        let goes = async |page| store.closes(&mine, Some(page), 5 * TICK).await;
         assert_eq!(goes(new).await, Released::AlreadyGone, "the other page does not hold it");
         assert_eq!(goes(old).await, Released::Released);
-        store.age("a", 4 * SECOND).await;
+        store.age("a", 4 * TICK).await;
         let lock = store.reenters("a", &reload).await;
         assert_eq!((lock.token, lock.tab, lock.since), (mine.token, first.tab, since));
-        assert!(lock.expires_in() > 50 * SECOND);
+        assert!(lock.expires_in() > 50 * TICK);
         // A late, repeated request of the old page changes nothing.
         assert_eq!(goes(old).await, Released::AlreadyGone);
-        assert!(store.left("a").await > 50 * SECOND);
+        assert!(store.left("a").await > 50 * TICK);
         // A form without a tab id gets the lock back, too.
         assert_eq!(goes(new).await, Released::Released);
         let form = Claim { token: LockToken::new(), tab: None, page: None, ..first.clone() };
         store.reenters("a", &form).await;
-        assert!(store.left("a").await > 50 * SECOND);
+        assert!(store.left("a").await > 50 * TICK);
         // But never for longer than its `max_hold`.
-        store.age("a", 50 * SECOND).await;
+        store.age("a", 50 * TICK).await;
         store.reenters("a", &reload).await;
         let left = store.left("a").await;
-        assert!(left <= 36 * SECOND, "{left:?}");
+        assert!(left <= 36 * TICK, "{left:?}");
     }
 
     #[needs(Documents, Sessions)]
@@ -142,15 +142,15 @@ cases! {
         store.put("a", "old").await;
         let mine = store.granted("a", alice).await;
         for _ in 0..2 {
-            store.closes(&mine, None, 5 * SECOND).await;
-            assert!(store.left("a").await <= 5 * SECOND);
+            store.closes(&mine, None, 5 * TICK).await;
+            assert!(store.left("a").await <= 5 * TICK);
             store.reenters("a", alice).await;
             store.renews(&[alice]).await;
-            assert!(store.left("a").await > 50 * SECOND, "renewed");
+            assert!(store.left("a").await > 50 * TICK, "renewed");
             assert_eq!(store.saves(&mine, "new").await, Saved::Saved);
-            assert!(store.left("a").await > 50 * SECOND, "saved");
+            assert!(store.left("a").await > 50 * TICK, "saved");
             store.reenters("a", alice).await;
-            assert!(store.left("a").await > 50 * SECOND, "the lock was asked for again");
+            assert!(store.left("a").await > 50 * TICK, "the lock was asked for again");
         }
         // If the lock then is not renewed, its session is announced too.
         store.age("a", TTL).await;
@@ -161,10 +161,10 @@ cases! {
     async fn a_claim_of_another_tab_leaves_the_lock_as_it_is(store, alice) {
         for mode in [Exclusive, Shared] {
             let mine = store.granted("a", &in_tab(alice)).await;
-            store.age("a", 30 * SECOND).await;
+            store.age("a", 30 * TICK).await;
             let seen = store.reenters("a", &Claim { mode, ..in_tab(alice) }).await;
             assert_eq!(seen.tab, mine.tab);
-            assert!(store.left("a").await <= 30 * SECOND, "not renewed");
+            assert!(store.left("a").await <= 30 * TICK, "not renewed");
             // No other request was told that the session has the lock.
             assert_eq!(store.retracts(&mine).await, Released::Released);
         }
@@ -172,16 +172,16 @@ cases! {
 
     #[needs(HandOver)]
     async fn a_session_that_moves_its_lock_to_another_tab_keeps_it(store, alice) {
-        let bounded = || Claim { max_hold: Some(TTL + 30 * SECOND), ..in_tab(alice) };
+        let bounded = || Claim { max_hold: Some(TTL + 30 * TICK), ..in_tab(alice) };
         let first = store.granted("a", &bounded()).await;
         let since = store.holders("a").await[0].since;
-        store.age("a", 50 * SECOND).await;
+        store.age("a", 50 * TICK).await;
         let aged = store.holders("a").await[0].since;
         let second = bounded();
         let lock = store.hands_over(&first, &second).await.lock().expect("it was there");
         assert_eq!((lock.token, lock.tab), (Some(second.token), second.tab));
         assert!(lock.since == since || lock.since == aged, "the lock keeps its start");
-        assert!(lock.expires_in() <= 40 * SECOND, "and its end");
+        assert!(lock.expires_in() <= 40 * TICK, "and its end");
         assert_eq!(store.releases(&first).await, Released::AlreadyGone, "late");
         assert_eq!(store.token_on("a").await, Some(second.token));
     }
@@ -210,7 +210,7 @@ cases! {
         assert!(matches!(last(idle).await, Some(LastEnd { reason: EndReason::Expired, .. })));
         let ended = last(out).await.unwrap();
         assert_eq!(ended.reason, EndReason::LoggedOut);
-        assert!(ended.ago < 30 * SECOND);
+        assert!(ended.ago < 30 * TICK);
         assert_eq!(last(alive).await, None);
         let aids = [alive, out, idle, &Aid::new()].map(Aid::clone);
         let all = store.last_ends(&aids, NONE).await.unwrap();
@@ -294,7 +294,7 @@ cases! {
         }
         let mine = store.granted("grace", alice).await;
         tells("granted", Change::Granted(key("grace"))).await;
-        store.closes(&mine, None, 5 * SECOND).await;
+        store.closes(&mine, None, 5 * TICK).await;
         tells("the lock expires sooner", Change::Freed(key("grace"))).await;
 
         // A report of a takeover names the session that takes over, at a second takeover too.

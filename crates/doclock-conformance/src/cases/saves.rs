@@ -72,7 +72,7 @@ cases! {
     async fn a_save_under_a_live_lock_writes_and_renews(store, alice) {
         store.put("a", "old").await;
         let mine = store.granted("a", alice).await;
-        store.age("a", 50 * SECOND).await;
+        store.age("a", 50 * TICK).await;
         assert_eq!(store.saves(&mine, "new").await, Saved::Saved);
         assert_eq!(store.text_of("a").await.unwrap(), "new");
         let lock = store.lock_on("a").await.unwrap();

@@ -30,7 +30,7 @@ cases! {
 
     async fn readers_share_and_keep_a_writer_out(store, alice, bob, carol) {
         let of_alice = store.granted("a", &reading(alice)).await;
-        store.age("a", 10 * SECOND).await;
+        store.age("a", 10 * TICK).await;
         let of_bob = store.granted("a", &reading(bob)).await;
         let seen = store.held("a", carol).await;
         assert_eq!((seen.mode, &seen.aid, seen.token), (Shared, bob, of_bob.token));
@@ -61,7 +61,7 @@ cases! {
         assert_eq!(store.lock_of("a", alice).await.unwrap().token, of_alice.token);
 
         store.releases(&of_bob).await;
-        store.age("a", 20 * SECOND).await;
+        store.age("a", 20 * TICK).await;
         let before = store.lock_of("a", alice).await.unwrap().since;
         let upgraded = store.granted("a", alice).await;
         assert_eq!(store.releases(&of_alice).await, Released::AlreadyGone);
@@ -201,7 +201,7 @@ cases! {
         let mine = store.granted("a", &reading(alice)).await;
         store.granted("a", &reading(bob)).await;
         store.granted("b", alice).await;
-        store.age_all(&["a", "b"], 50 * SECOND).await;
+        store.age_all(&["a", "b"], 50 * TICK).await;
         assert_eq!(store.renews(&[alice]).await, 2);
         let renewed = store.lock_of("a", alice).await.unwrap();
         assert_eq!(renewed.token, mine.token);
@@ -209,12 +209,12 @@ cases! {
         store.reenters("a", &reading(alice)).await;
         let of_bob = async || store.lock_of("a", bob).await.unwrap();
         assert!(
-            of_bob().await.expires_in() <= TTL - 50 * SECOND,
+            of_bob().await.expires_in() <= TTL - 50 * TICK,
             "re-entry renews no other reader"
         );
         assert_eq!(store.renews(&[alice, bob]).await, 2, "documents");
         assert!(is_full(&of_bob().await));
-        store.age("a", 50 * SECOND).await;
+        store.age("a", 50 * TICK).await;
         assert_eq!(store.all_of(&[alice, bob]).await.len(), 3);
     }
 
@@ -236,7 +236,7 @@ cases! {
         let reader = |aid: &Aid| Claim { ttl, ..reading(aid) };
         let another = || reader(&Aid::new());
         store.granted("a", &reader(first)).await;
-        store.age("a", SECOND).await;
+        store.age("a", TICK).await;
         for _ in 0..(MAX_READERS - 1) / AT_ONCE {
             at_once(AT_ONCE, async |_| store.granted("a", &another()).await);
         }

@@ -3,7 +3,7 @@
 use super::*;
 use doclock_core::{Takeover, store::TakeoverKind};
 
-const LEASE: Duration = Duration::from_secs(60);
+const LEASE: Duration = TTL;
 const SHORT: Duration = Duration::from_millis(1);
 
 fn takeover(lock: &Lock) -> Takeover {
@@ -79,7 +79,7 @@ cases! {
         store.settles(&takeover, takeover.event, Settled::Void).await;
         let seen = store.lock_on("a").await.unwrap();
         store.breaks(&seen).await;
-        tokio::time::sleep(SECOND / 20).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(store.takes(Uuid::new_v4(), LEASE).await, []);
     }
 
@@ -91,13 +91,13 @@ cases! {
         let gone = store.notes("gone", SHORT).await;
         let seen = store.lock_on("gone").await.unwrap();
         store.breaks(&seen).await;
-        tokio::time::sleep(SECOND / 20).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         let elsewhere = store.take_takeovers(&["elsewhere"], Uuid::new_v4(), LEASE, 10).await;
         assert_eq!(elsewhere.unwrap(), [], "a server that does not know the collection");
         let told = store.takes(Uuid::new_v4(), SHORT).await;
         assert_eq!(told.iter().map(|it| it.event).collect::<Vec<_>>(), [gone.event]);
         assert!(!told[0].repeated, "nobody was told before");
-        tokio::time::sleep(SECOND / 20).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         let again = store.takes(Uuid::new_v4(), LEASE).await;
         assert!(again.len() == 1 && again[0].repeated, "{again:?}");
         assert!(store.lock_on("live").await.is_some());

@@ -14,7 +14,7 @@ pub(super) async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) 
             }
         }
     };
-    tokio::time::timeout(30 * SECOND, told).await.unwrap_or_else(|_| panic!("{what}: not told"));
+    tokio::time::timeout(30 * TICK, told).await.unwrap_or_else(|_| panic!("{what}: not told"));
 }
 
 cases! {
