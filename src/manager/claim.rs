@@ -104,6 +104,12 @@ pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
 /// The outcome of a claim. A new grant is given back unless it is confirmed.
 pub(crate) type Acquired = TryAcquire<Provisional>;
 
+/// The shared lock that the claim is to replace.
+pub(super) fn upgraded_from(key: &LockKey, claim: &Claim) -> Option<Acquisition> {
+    let (key, aid) = (key.clone(), claim.aid.clone());
+    claim.upgrades.map(|token| Acquisition { key, aid, token, mode: Mode::Shared })
+}
+
 /// The lock that the session has, or that is in its way.
 pub(super) fn lock_of(acquired: &Acquired) -> Option<&Lock> {
     match acquired {

@@ -18,7 +18,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Core,
-        claim::{Acquired, Provisional, Wait, Wanted},
+        claim::{Acquired, Provisional, Wait, Wanted, upgraded_from},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
@@ -175,7 +175,7 @@ impl Granting {
             }
             // Perhaps the grant of another request, which the freeze takes back at this moment.
             Acquired::AlreadyMine(lock) if held.is_none() || held != lock.token => {
-                self.freezes.check(key, None, until).await?;
+                self.freezes.check(key, Some(lock.since), until).await?;
                 Ok(Acquired::AlreadyMine(lock))
             }
             other => Ok(other),
@@ -223,11 +223,16 @@ impl Granting {
                 if attempts > 1 {
                     granting.earlier_may_be_late(&key, &claim, answer, &permit);
                 }
+                // Also if the caller is gone.
+                if let Some(shared) = upgraded_from(&key, &claim)
+                    && !matches!(answer, TryAcquire::Held(_))
+                {
+                    granting.beliefs.gone(&shared);
+                }
                 if let TryAcquire::Granted(lock)
                 | TryAcquire::AlreadyMine(lock)
                 | TryAcquire::Held(lock) = answer
                 {
-                    // Also if the caller is gone: the grant may have replaced a shared lock of the same session.
                     granting.beliefs.watched.saw(lock, asked);
                 }
             }

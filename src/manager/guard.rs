@@ -185,8 +185,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`LockError::Held`] by another reader. [`LockError::Lost`] if the shared lock had expired or was broken, even if
-    /// the document is free: somebody may have written in between. [`LockError::Store`]: the lock may be gone, and counts as
-    /// [lost](Self::lost).
+    /// the document is free: somebody may have written in between. [`LockError::Store`] or [`LockError::Frozen`]: the lock
+    /// may be gone, and is then [lost](Self::lost).
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock may be lost.

@@ -15,7 +15,7 @@ use crate::{
     key::LockKey,
     lock::{LockToken, Mode, PageId},
     manager::{
-        claim::{ClaimPermit, Joined, Provisional},
+        claim::{ClaimPermit, Joined, Provisional, upgraded_from},
         granting::Granting,
         observe,
         pauses::jittered,
@@ -39,10 +39,9 @@ impl Granting {
         if error.kind() == StoreErrorKind::Overloaded {
             return;
         }
-        if let Some(token) = claim.upgrades {
+        if let Some(shared) = upgraded_from(key, claim) {
             // If it was granted, the shared lock is gone with it.
-            let (key, aid) = (key.clone(), claim.aid.clone());
-            self.beliefs.gone(&Acquisition { key, aid, token, mode: Mode::Shared });
+            self.beliefs.gone(&shared);
         }
         let attempts = attempts(key, claim, claim.token.attempts());
         self.give_back(attempts.clone(), Joined::Keep, scope, permit.clone());

@@ -61,7 +61,11 @@ impl Core {
                 if let Some(gone) = Acquisition::of(&lock) {
                     core.beliefs.gone(&gone);
                 }
-                core.took(&takeover, broken == Released::Released, attempts);
+                // A repetition that finds no lock: an earlier attempt may have broken it, and a waiter may have the document
+                // by now. Then the news is not settled, and is told when its lease has expired.
+                if broken == Released::Released || attempts == 1 {
+                    core.took(&takeover, broken == Released::Released);
+                }
                 Ok(broken)
             };
             self.verbs.complete("break_lock", until, &TaskTracker::new(), break_it).await
@@ -87,13 +91,7 @@ impl Core {
     }
 
     /// Tells everybody that the lock was taken; or forgets the takeover, if the lock was gone before.
-    ///
-    /// If a repetition finds no lock, an earlier attempt may have taken it, and another session may have the document by
-    /// now. Then the news is not settled, and is told when its lease has expired.
-    fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool, attempts: u32) {
-        if !is_taken && attempts > 1 {
-            return;
-        }
+    fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
         if is_taken {
             if let Some(token) = takeover.token {
                 self.causes.was_taken(takeover.key.clone(), token, mark(takeover));
@@ -149,17 +147,16 @@ impl Core {
             if let Some(takeover) = &takeover {
                 core.put_news(takeover, until).await?;
             }
-            let (asked, mut attempts) = (clock::now(), 0);
+            let asked = clock::now();
             let handed = verbs::retry(until, verbs::FOREGROUND, |until| {
-                attempts += 1;
                 core.verbs.store.hand_over(&held, &claim, until)
             });
-            let handed = handed.await.map(HandedOver::lock);
-            if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
-                core.took(takeover, lock.is_some(), attempts);
+            let handed = handed.await;
+            if let (Some(takeover), Ok(handed)) = (&takeover, &handed) {
+                core.took(takeover, !matches!(handed, HandedOver::AlreadyGone));
             }
             match handed {
-                Ok(Some(lock)) => {
+                Ok(HandedOver::To(lock)) => {
                     core.beliefs.handed_over(&held, &lock, asked);
                     if takeover.is_some() {
                         observe::broken(
@@ -171,7 +168,8 @@ impl Core {
                         core.granting.give_back(vec![it], joined, &own_scope, permit);
                     })))
                 }
-                Ok(None) => Ok(None),
+                // `Released`: it was taken, and is gone again.
+                Ok(HandedOver::Released | HandedOver::AlreadyGone) => Ok(None),
                 Err(error) => {
                     // The takeover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.

@@ -120,6 +120,12 @@ impl WatchedLocks {
     }
 }
 
+/// True for a waiter that is shown in place of a lock: its document is reserved for it. The lock of a foreign program names
+/// no holder.
+fn is_waiter(lock: &Lock) -> bool {
+    lock.token.is_none() && lock.holder.is_some()
+}
+
 fn remove<K: Eq + Hash>(index: &mut HashMap<K, Vec<LockToken>>, of: &K, token: LockToken) {
     if let Some(tokens) = index.get_mut(of) {
         tokens.retain(|other| *other != token);
@@ -215,9 +221,9 @@ impl Watched {
             let live = Belief::Live { expires_at: lock.expires_at, known: clock::now() };
             match lock.token {
                 Some(seen) if seen == token => Some(live),
-                // There may be more readers than the one in the answer. It has no token if it is the waiter that is next.
+                // There may be more readers than the one in the answer, which may be the waiter that is next.
                 _ if entry.held.mode == Mode::Shared
-                    && (lock.mode == Mode::Shared || lock.token.is_none()) =>
+                    && (lock.mode == Mode::Shared || is_waiter(lock)) =>
                 {
                     None
                 }

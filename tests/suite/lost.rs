@@ -97,6 +97,8 @@ async fn a_shared_lock_is_lost_with_an_upgrade_that_nobody_waits_for() {
     faulty.proxy.hold_reply_to("update");
     let upgraded = guard.upgrade().await;
     assert!(matches!(upgraded, Err(LockError::Store(_))), "{upgraded:?}");
+    // News of the exclusive lock, which is renewed with all locks of its session.
+    faulty.app.locks.renew(&guard.lock().aid).await.unwrap();
     faulty.proxy.let_go();
     timeout(SOON, guard.lost()).await.unwrap();
 }
@@ -109,6 +111,16 @@ async fn a_shared_lock_counts_as_lost_with_an_upgrade_that_is_never_answered() {
     (0..1_000).for_each(|_| faulty.proxy.drop_request("find"));
     let upgraded = guard.upgrade().await;
     assert!(matches!(upgraded, Err(LockError::Store(_))), "{upgraded:?}");
+    timeout(SOON, guard.lost()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upgrade_that_finds_its_shared_lock_gone_tells_the_guard() {
+    let (app, other) = two_servers().await;
+    let mut guard = app.locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+    other.break_lock(&key("a")).await.unwrap();
+    let upgraded = guard.upgrade().await;
+    assert!(matches!(upgraded, Err(LockError::Lost { .. })), "{upgraded:?}");
     timeout(SOON, guard.lost()).await.unwrap();
 }
 

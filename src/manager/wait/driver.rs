@@ -315,7 +315,11 @@ impl<M: ForWaiters> Driver<'_, M> {
                     // A freeze may have begun while this process stood still.
                     match queues.freezes.keep_unless_frozen(fresh, queues.until(self.give_up)).await {
                         Ok(fresh) => return Ok(Some(Acquired::Granted(fresh))),
-                        Err(e) => self.sit_out(e).await?,
+                        Err(e) => {
+                            // The handover has removed this waiter from the place.
+                            queues.refresh_place(&self.wanted.key);
+                            self.sit_out(e).await?;
+                        }
                     }
                 }
                 queues.machine.lock().failed(number);
