@@ -39,6 +39,9 @@ async fn resumed_with_a_stale_lock(successor_has_saved: bool) {
     fleet.applications[paused].child.pause();
     fleet.tell("go");
 
+    // The successor keeps its lock, however slow the machine is.
+    let long = Settings { ttl: Duration::from_secs(600), ..fleet.settings() };
+    let fleet = fleet.with(long);
     let successor = fleet.inside("successor").await;
     let desk = Desk::new(&successor);
     let key = LockKey::new(Fenced::COLLECTION, "0").unwrap();
