@@ -111,7 +111,7 @@ pub(crate) struct RequestLocks {
     ending: RefCell<Option<Aid>>,
     /// The locks that were granted to this request. They are given back unless the request succeeds.
     fresh: RefCell<Vec<Provisional>>,
-    /// Extractors of one document take its lock in turn, although those of a handler are polled together.
+    /// A handler polls its extractors together: those of one document take its lock in turn.
     taking: RefCell<HashMap<LockKey, Rc<Mutex<()>>>>,
     /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{Aid, Holder, Lock, LockError, LockManager, MemoryStore, TryAcquire, Wait};
 use futures_util::FutureExt;
+use mongodb::bson::{DateTime, doc};
 use tokio::time::{sleep, timeout};
 
-use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key};
+use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key, lock_records};
 use crate::rig::faulty::Faulty;
 use crate::rig::{fresh_database, mongod};
 
@@ -107,7 +108,7 @@ async fn a_shared_lock_is_lost_with_an_upgrade_that_nobody_waits_for() {
 async fn a_shared_lock_counts_as_lost_with_an_upgrade_that_is_never_answered() {
     let faulty = Faulty::with_deadline(LATE).await;
     let mut guard = faulty.app.locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
-    // All repetitions begin with a read.
+    // Each attempt begins with a read.
     (0..1_000).for_each(|_| faulty.proxy.drop_request("find"));
     let upgraded = guard.upgrade().await;
     assert!(matches!(upgraded, Err(LockError::Store(_))), "{upgraded:?}");
@@ -121,6 +122,18 @@ async fn an_upgrade_that_finds_its_shared_lock_gone_tells_the_guard() {
     other.break_lock(&key("a")).await.unwrap();
     let upgraded = guard.upgrade().await;
     assert!(matches!(upgraded, Err(LockError::Lost { .. })), "{upgraded:?}");
+    timeout(SOON, guard.lost()).await.unwrap();
+}
+
+/// Its lock has no token, as the waiter that is shown while a document is reserved for it.
+#[tokio::test]
+async fn the_lock_of_a_foreign_program_ends_a_shared_lock() {
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::on(&database).await;
+    let guard = app.locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+    let foreign = doc! { "ts": DateTime::now(), "aid": "x" };
+    lock_records(&database).replace_one(doc! { "_id": "a" }, foreign).await.unwrap();
+    assert!(app.locks.inspect(&key("a")).await.unwrap().expect("a lock").token.is_none());
     timeout(SOON, guard.lost()).await.unwrap();
 }
 

@@ -132,7 +132,7 @@ async fn until_editing(page: &Page) {
     page.until_shown("save").await;
 }
 
-/// The texts that this browser keeps, and what was typed in them.
+/// The texts that this browser keeps: the lock of each, and its fields with the old and the typed value.
 async fn kept(page: &Page) -> Value {
     page.run_async(
         "const done = arguments[0], request = indexedDB.open('doclock-kept'); \

@@ -136,7 +136,7 @@ async fn a_text_that_was_typed_for_one_document_is_never_kept_for_another() {
         page.run::<()>("document.getElementById('title').focus()").await;
         let unsaved = format!("return {BAR}('[part=more]').textContent");
         assert_eq!(page.run::<String>(&unsaved).await, "");
-        // What is typed now is kept for the other one, and nothing else.
+        // The next input is kept for the other document, and nothing else is.
         page.write("title", "its title").await;
         let both = json!([
             ["/locks/article/about-us", ["text", "", "of about-us"]],

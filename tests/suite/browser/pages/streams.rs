@@ -74,7 +74,7 @@ async fn a_stream_that_is_silent_or_was_open_during_a_sleep_is_opened_anew_in_wh
         for (clock, is_dead) in [(silence, true), (sleep, false)] {
             let before = opened().await;
             let second = first.beside(&stage.editor.url("/page.css")).await;
-            // It looks at the time only when it is told to, so that it does not oversleep on a slow machine.
+            // Its clock stands still until `tick()`: a pause of a slow machine would count as sleep.
             second
                 .run::<()>(
                     "const now = Date.now(); \
@@ -109,8 +109,7 @@ async fn a_stream_that_is_silent_or_was_open_during_a_sleep_is_opened_anew_in_wh
     .await;
 }
 
-/// The heartbeat of the server is heard, so that no stream that lives is opened anew. On the clocks of the page, 20 seconds pass
-/// before each beat.
+/// A page hears the heartbeat of the server, and opens no live stream anew. On its clocks, 20 seconds pass before each beat.
 #[actix_web::test]
 async fn a_stream_without_changes_stays_open() {
     embedded(&["--ttl-secs", "600"], async |stage| {

@@ -124,7 +124,7 @@ async fn a_kept_form_forgets_secrets_and_finds_its_fields_again_although_the_for
     .await;
 }
 
-/// What the tests below need: `open(n, options)` shows a document in the form, keeps its text, and waits until `n` texts are
+/// Tools of the tests below: `open(n, options)` shows a document in the form, keeps its text, and waits until `n` texts are
 /// offered; `end` leaves it; `rows` looks into the database.
 const KEEP: &str = r#"
     const open = async (texts = 0, options = {}) => {
