@@ -4,7 +4,7 @@
 import { Typed, clearedKept, isPost, own, same } from './client.js';
 
 const DATABASE = 'doclock-kept', STORE = 'texts';
-const PAUSE_MS = 400;             // without a key, before the text is written
+const WITHIN_MS = 500;            // of a key, the text is written, however long a person goes on to type
 const KEPT_MS = 30 * 86_400_000;  // browsers may forget sooner
 const MOST = 50;                  // texts of a browser; the oldest goes
 const LONGEST = 1_000_000;        // bytes of the typed values of one text
@@ -162,7 +162,7 @@ if (globalThis.document) {
 
 class Keeper {
   problem = null;
-  #lock; #page; #typed; #options; #timer;
+  #lock; #page; #typed; #options; #timer = null;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
   #sent = null;         // the token and the version with which it was sent last
@@ -226,8 +226,7 @@ class Keeper {
   #due() {
     if (this.#ends.signal.aborted) return;
     this.#isDue = true;
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.flush(), PAUSE_MS);
+    this.#timer ??= setTimeout(() => this.flush(), WITHIN_MS);
   }
 
   #sends(isForm) {
@@ -282,6 +281,7 @@ class Keeper {
   /** The typed text as it is now. */
   #take() {
     clearTimeout(this.#timer);
+    this.#timer = null;
     if (!this.#isDue) return;
     const records = [...this.#typed.records.values()], { version } = this.#lock;
     this.#own = records.length ? { version, at: Date.now() - this.#page.ahead, records, sent: this.#sent } : null;

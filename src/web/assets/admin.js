@@ -4,13 +4,15 @@ import { DocLock } from './client.js';
 
 const RELOAD_MS = 15_000;   // renewals are not announced
 const $ = id => document.getElementById(id);
-const rows = new Map();     // name -> {lock, row}
+const GAP_MS = 1_000;        // between two reloads, however busy the site is
+const rows = new Map();     // name -> its row, with its lock
+const inView = new Set();   // rows
 // Locks of foreign programs have no token.
 const nameOf = lock => lock.token ?? lock.key;
 const picked = new Set();   // names of the selected locks
 const collator = new Intl.Collator(undefined, { numeric: true });
 let list = { locks: [], more: false };
-let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = [];
+let isLive = false, timer = 0, due = Infinity, last = -Infinity, loading = false, loadAgain = false, breaking = [];
 let sort = { by: 'age', down: true };   // the oldest lock first
 
 async function ask(method, path, body) {
@@ -37,20 +39,25 @@ function explain({ status, body }) {
   return body.detail || body.title || `The server answered ${status}.`;
 }
 
-// Several events at once, as when a session ends, lead to one reload.
+// Several events at once, as when a session ends, lead to one reload. Events that go on do not postpone it.
 function reloadIn(ms) {
+  const at = Math.max(performance.now() + ms, last + GAP_MS);
+  if (at >= due) return;
   clearTimeout(timer);
-  timer = setTimeout(reload, ms);
+  due = at;
+  timer = setTimeout(reload, at - performance.now());
 }
 
 async function reload() {
   clearTimeout(timer);
+  due = Infinity;
   if (document.hidden) return;   // becoming visible calls again
   if (loading) return void (loadAgain = true);
   loading = true;
   loadAgain = false;
   const answer = await ask('GET', 'admin.json');
   loading = false;
+  last = performance.now();
   put($('trouble'), answer.ok ? '' : explain(answer));
   $('csv').disabled = !answer.ok;
   if (answer.ok) {
@@ -68,7 +75,7 @@ async function reload() {
     if (answer.status === 401 || answer.status === 403) list.locks = [];
   }
   render();
-  reloadIn(loadAgain ? 200 : answer.ok ? RELOAD_MS : 3000);
+  reloadIn(loadAgain ? 0 : answer.ok ? RELOAD_MS : 3000);
 }
 
 // ---- drawing --------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ function inOrder(a, b) {
 function render() {
   const shown = filter().sort(inOrder), body = $('locks').tBodies[0];
   const names = new Set(shown.map(nameOf)), focused = document.activeElement;
-  for (const [name, { row }] of rows) {
+  for (const [name, row] of rows) {
     if (names.has(name)) continue;
     const neighbour = row.nextElementSibling ?? row.previousElementSibling;
     if (row.contains(document.activeElement)) neighbour?.querySelector('button:not([hidden])')?.focus();
@@ -134,11 +141,11 @@ function render() {
   }
   let next = body.firstElementChild;
   for (const lock of shown) {
-    const { row } = rows.get(nameOf(lock)) ?? { row: $('row').content.firstElementChild.cloneNode(true) };
-    rows.set(nameOf(lock), { lock, row });
+    const row = rows.get(nameOf(lock)) ?? newRow(lock);
+    row.lock = lock;
     if (row === next) next = next.nextElementSibling;
     else body.insertBefore(row, next);
-    draw(row, lock);
+    draw(row);
   }
   // A row that moves loses the focus.
   if (document.activeElement !== focused && body.contains(focused)) focused.focus({ preventScroll: true });
@@ -154,6 +161,21 @@ function render() {
   renderSelection(shown);
 }
 
+function newRow(lock) {
+  const row = $('row').content.firstElementChild.cloneNode(true);
+  rows.set(nameOf(lock), row);
+  view.observe(row);
+  return row;
+}
+
+// Each second, only what a person sees is drawn: a thousand rows cost a third of a second.
+const view = new IntersectionObserver(changes => {
+  for (const { target: row, isIntersecting } of changes) {
+    if (isIntersecting) draw(row);
+    inView[isIntersecting ? 'add' : 'delete'](row);
+  }
+});
+
 function renderSelection(shown) {
   const present = new Set(list.locks.filter(lock => lock.may_break).map(nameOf));
   for (const name of picked) if (!present.has(name)) picked.delete(name);
@@ -166,8 +188,8 @@ function renderSelection(shown) {
   put($('break-picked'), `Break selected (${picked.size})`);
 }
 
-function draw(row, lock) {
-  const cell = name => row.querySelector('.' + name), now = Date.now();
+function draw(row) {
+  const cell = name => row.querySelector('.' + name), now = Date.now(), { lock } = row;
   row.dataset.key = lock.key;
   const link = cell('title').firstElementChild;
   cell('title').hidden = !lock.title;
@@ -239,11 +261,9 @@ function pick(lock, isPicked) {
   else picked.delete(nameOf(lock));
 }
 
-const lockOf = row => [...rows.values()].find(entry => entry.row === row).lock;
-
 $('locks').addEventListener('change', event => {
-  pick(lockOf(event.target.closest('tr')), event.target.checked);
-  render();
+  pick(event.target.closest('tr').lock, event.target.checked);
+  renderSelection(filter());
 });
 
 $('all').addEventListener('change', () => {
@@ -255,7 +275,7 @@ $('all').addEventListener('change', () => {
 
 $('locks').addEventListener('click', event => {
   const row = event.target.closest('.break')?.closest('tr');
-  if (row) askToBreak([lockOf(row)]);
+  if (row) askToBreak([row.lock]);
 });
 
 $('break-picked').addEventListener('click', () => {
@@ -350,7 +370,7 @@ $('break').addEventListener('submit', async event => {
 
 for (const id of ['filter', 'collection', 'person']) $(id).addEventListener('input', render);
 document.addEventListener('visibilitychange', () => { if (!document.hidden) reload(); });
-setInterval(() => { if (!document.hidden) render(); }, 1000);
+setInterval(() => { if (!document.hidden) for (const row of inView) draw(row); }, 1000);
 DocLock.events(new URL('.', import.meta.url).pathname, event => {
   if (event.type === 'saved') return;
   if (event.type === 'resync') isLive = event.isLive;

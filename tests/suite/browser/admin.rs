@@ -361,6 +361,50 @@ async fn a_thousand_rows_are_sorted_filtered_and_selected_without_a_new_row() {
     .await;
 }
 
+#[actix_web::test]
+async fn each_second_only_the_rows_in_view_are_drawn() {
+    three_locks(async |root, _| {
+        stub(root, MANY).await;
+        root.until(&format!("{ROWS} === 1000")).await;
+        let drawn: Vec<usize> = root
+            .run_async(
+                "const done = arguments[0], told = []; \
+                 window.fetch = () => new Promise(() => {}); \
+                 const rowOf = ({ target }) => (target.closest ? target : target.parentElement).closest('tr'); \
+                 new MutationObserver(changes => { \
+                     told.push(new Set(changes.map(rowOf)).size); \
+                     if (told.length === 3) done(told); \
+                 }).observe(document.getElementById('locks').tBodies[0], { childList: true, subtree: true, characterData: true })",
+            )
+            .await;
+        assert!(drawn.iter().all(|&rows| rows < 100), "{drawn:?}");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn changes_that_go_on_do_not_postpone_the_reload_of_the_table() {
+    three_locks(async |root, people| {
+        root.run::<()>(
+            "const real = fetch; \
+             window.reloads = 0; \
+             window.fetch = (url, init) => { reloads += String(url).endsWith('admin.json'); return real(url, init); }",
+        )
+        .await;
+        let changes = async {
+            loop {
+                people[0].release(0).await;
+                people[0].lock(0).await;
+            }
+        };
+        tokio::select! {
+            () = root.until("reloads > 2") => {}
+            () = changes => unreachable!(),
+        }
+    })
+    .await;
+}
+
 /// The name and the text of the file that a click on the button hands out.
 async fn downloaded(root: &Page) -> String {
     root.run_async(

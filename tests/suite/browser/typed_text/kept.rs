@@ -33,6 +33,25 @@ async fn the_text_of_a_closed_tab_is_offered_and_never_restored_silently() {
 }
 
 #[actix_web::test]
+async fn the_text_is_kept_while_a_person_types_without_a_pause() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let kept: Value = with_kept(
+            &page,
+            "await open(); \
+             const typing = setInterval(() => type('typed at ' + performance.now()), 100); \
+             await until(() => body.value); \
+             while (!(await kept()).length); \
+             clearInterval(typing); \
+             return (await kept())[0].includes('typed at')",
+        )
+        .await;
+        assert_eq!(kept, true);
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn the_next_person_in_a_browser_does_not_see_the_text_of_the_first_one() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let page = empty_page(stage).await;
