@@ -83,6 +83,7 @@ impl Core {
             collections: Arc::clone(&collections),
             beliefs: Arc::clone(&beliefs),
             causes: Arc::clone(&causes),
+            comparisons: Saves::comparisons(),
         };
         let served = Arc::default();
         let sessions = Arc::new(Sessions {

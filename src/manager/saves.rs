@@ -1,8 +1,8 @@
 //! Saves documents under their locks.
 
-use std::{slice, sync::Arc, time::Instant};
+use std::{slice, sync::Arc, thread::available_parallelism, time::Instant};
 
-use tokio::time::timeout_at;
+use tokio::{sync::Semaphore, time::timeout_at};
 
 use crate::{
     clock,
@@ -10,7 +10,11 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{
-        causes::Causes, collections::Collections, observe, reads::unfit, verbs::Verbs,
+        causes::Causes,
+        collections::Collections,
+        observe,
+        reads::unfit,
+        verbs::{Verbs, overloaded},
         watched::Beliefs,
     },
     store::{Acquisition, Changes, Content, Draft, Edit, Original, Saved, StoredDocument},
@@ -29,9 +33,16 @@ pub(crate) struct Saves {
     pub(super) collections: Arc<Collections>,
     pub(super) beliefs: Arc<Beliefs>,
     pub(super) causes: Arc<Causes>,
+    /// For the comparisons of large documents.
+    pub(super) comparisons: Arc<Semaphore>,
 }
 
 impl Saves {
+    /// As many comparisons as processors: more of them only wait for each other, and nobody can stop one that has begun.
+    pub(super) fn comparisons() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(available_parallelism().map_or(1, Into::into)))
+    }
+
     #[cfg(feature = "_mongo")]
     pub(crate) fn held(
         &self,
@@ -78,19 +89,7 @@ impl Saves {
         let changes = self.compared(&held.key, draft, until, Draft::changes).await?;
         let edit = Edit { onto, ..changes.clone().into() };
         let saved = self.write(held, edit, until).await;
-        saved.map(|()| changes).map_err(|error| match error {
-            LockError::Lost { ref key, .. }
-            | LockError::ChangedMeanwhile { ref key, .. }
-            | LockError::StaleCopy { ref key, .. }
-                if original.is_in_doubt() =>
-            {
-                let kind = StoreErrorKind::OutcomeUnknown;
-                let message =
-                    format!("saving {key:?} again, after a save whose outcome is unknown");
-                LockError::OutcomeUnknown(StoreError::new(kind, message).because(error))
-            }
-            error => error,
-        })
+        saved.map(|()| changes).map_err(in_doubt(original))
     }
 
     /// Writes the whole document under the lock. Returns the document as it was written.
@@ -108,7 +107,8 @@ impl Saves {
         let unfit = unfit(&held.key);
         let draft = original.draft(document).map_err(&unfit)?;
         let new = self.compared(&held.key, draft, until, Draft::replacement).await?;
-        self.write(held, Edit { onto, ..new.clone().into() }, until).await?;
+        let saved = self.write(held, Edit { onto, ..new.clone().into() }, until).await;
+        saved.map_err(in_doubt(original))?;
         Original::new(new, document).map_err(&unfit)
     }
 
@@ -142,8 +142,14 @@ impl Saves {
     ) -> Result<R> {
         let compared = if draft.is_large() {
             let (runtime, tasks) = self.verbs.runner.parts();
-            let compared = tasks.spawn_blocking_on(move || compare(draft), &runtime);
-            // The thread cannot be stopped, but nobody waits for it after the deadline.
+            let place = timeout_at(until.into(), Arc::clone(&self.comparisons).acquire_owned());
+            let Ok(place) = place.await else { return Err(overloaded("save").into()) };
+            // The thread cannot be stopped, but nobody waits for it after the deadline. It keeps its place until it ends.
+            let compare = move || {
+                let _place = place;
+                compare(draft)
+            };
+            let compared = tasks.spawn_blocking_on(compare, &runtime);
             let compared = timeout_at(until.into(), compared).await.ok();
             compared.map(|done| done.unwrap_or_else(|failed| Err(failed.into())))
         } else {
@@ -229,5 +235,24 @@ impl Saves {
             timer.saved(&saved);
             saved
         })
+    }
+}
+
+/// The error of a write after a save of the same document whose outcome is unknown: what looks like a write by somebody else
+/// may be that save.
+fn in_doubt(original: &Original) -> impl Fn(LockError) -> LockError {
+    let is_in_doubt = original.is_in_doubt();
+    move |error| match error {
+        LockError::Lost { ref key, .. }
+        | LockError::ChangedMeanwhile { ref key, .. }
+        | LockError::StaleCopy { ref key, .. }
+        | LockError::NotFound { ref key }
+            if is_in_doubt =>
+        {
+            let message = format!("saving {key:?} again, after a save whose outcome is unknown");
+            let source = StoreError::new(StoreErrorKind::OutcomeUnknown, message).because(error);
+            LockError::OutcomeUnknown(source)
+        }
+        error => error,
     }
 }

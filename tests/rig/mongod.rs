@@ -260,7 +260,7 @@ impl Mongod {
     }
 
     /// Waits until the only member has elected itself.
-    async fn primary(&self) {
+    pub(crate) async fn primary(&self) {
         let began = Instant::now();
         loop {
             let hello = self.admin(doc! { "hello": 1 }).await;

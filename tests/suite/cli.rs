@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, eventually, key, lock_records, record};
 use crate::rig::log::log_lines;
+use crate::rig::odd::{NOT_UTF8, odd};
 use crate::rig::{self, fresh_name, mongod};
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockId, LockKey, Lockable, MongoStore, TryAcquire,
     store::{Rules, Saved},
 };
 use mongodb::Database;
-use mongodb::bson::{DateTime, Document, doc, oid::ObjectId};
+use mongodb::bson::{DateTime, Document, RawDocumentBuf, doc, oid::ObjectId};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -168,7 +169,7 @@ async fn a_program_gets_one_json_document() {
 async fn list_shows_the_field_of_the_documents_that_the_operator_names() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
-    for id in ["a", "b", "c"] {
+    for id in ["a", "b", "c", "d"] {
         held_by(&app, &key(id), "Alice").await;
     }
     let (hex, id) = (ObjectId::new(), 7);
@@ -184,6 +185,8 @@ async fn list_shows_the_field_of_the_documents_that_the_operator_names() {
     write("workitem", doc! { "_id": "a", "title": title, "of": { "name": "inner" } }).await;
     write("workitem", doc! { "_id": "b", "title": 4711_i64, "of": "flat" }).await;
     write("workitem", doc! { "_id": "c", "title": ["no", "text"] }).await;
+    let unreadable = odd(&[("_id", "d".into()), ("title", NOT_UTF8.into())]);
+    database.collection::<RawDocumentBuf>("workitem").insert_one(unreadable).await.unwrap();
     write("zeta", doc! { "_id": hex, "title": "Seven" }).await;
     // The shell writes numbers as doubles.
     write("zeta", doc! { "_id": 7.0, "title": 1.5 }).await;
@@ -201,7 +204,7 @@ async fn list_shows_the_field_of_the_documents_that_the_operator_names() {
     let list = cli.json(&["list", "--collection", "workitem", "--title", "of.name"]).await;
     let titles: Vec<_> =
         list["locks"].as_array().unwrap().iter().map(|lock| &lock["title"]).collect();
-    assert_eq!(titles, [&json!("inner"), &Value::Null, &Value::Null]);
+    assert_eq!(titles, [&json!("inner"), &Value::Null, &Value::Null, &Value::Null]);
     let plain = cli.json(&["list"]).await;
     assert!(plain["locks"][0].get("title").is_none(), "{plain}");
 

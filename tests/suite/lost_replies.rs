@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Actor, Aid, Released, StoreError, StoreErrorKind, TryAcquire, store::Saved};
+use actix_doclock::{
+    Actor, Aid, LockError, Released, StoreError, StoreErrorKind, TryAcquire, Wait, store::Saved,
+};
 use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::bson::{Document, doc};
@@ -14,8 +16,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::rig;
 use crate::rig::app::{
-    App, NO_DEADLINE, by_root, count, eventually, key, lock_records, put, record, store_error_kind,
-    title,
+    App, NO_DEADLINE, WorkItem, by_root, count, eventually, key, lock_records, put, record,
+    store_error_kind, title,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
@@ -416,6 +418,28 @@ async fn a_save_without_transactions_can_be_repeated() {
         let saved = until_known(async || faulty.app.save(&lock, "new").await).await;
         assert_eq!(saved, Saved::Saved);
         assert_eq!(title(&faulty.database, "a").await, "new");
+        faulty.assert_fired(1);
+    }
+}
+
+/// A repetition would find the document, or miss it, and take that for the work of somebody else.
+#[tokio::test]
+async fn a_creation_or_deletion_without_transactions_whose_reply_is_lost_is_not_called_undone() {
+    let server = mongod::shared_standalone().await;
+    for command in ["insert", "delete"] {
+        let faulty = Faulty::on(server, "", NO_DEADLINE).await;
+        let locks = &faulty.app.locks;
+        let guard = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let item = WorkItem { id: "a".into(), title: "new".into() };
+        let answer = if command == "insert" {
+            faulty.proxy.drop_reply_to(command);
+            guard.create(&item).await
+        } else {
+            put(&faulty.database, "a", "old").await;
+            faulty.proxy.drop_reply_to(command);
+            guard.delete().await
+        };
+        assert!(matches!(answer, Err(LockError::OutcomeUnknown(_))), "{command}: {answer:?}");
         faulty.assert_fired(1);
     }
 }

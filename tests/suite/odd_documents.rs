@@ -9,7 +9,7 @@ use std::{
 
 use actix_doclock::store::verbs::*;
 use actix_doclock::{
-    LockError, LockKey, LockManager, Lockable, MemoryStore, Wait,
+    LockError, LockKey, LockManager, Lockable, MemoryStore, StoreErrorKind, Wait,
     store::{Acquisition, Format, Original, Removal, Saved, Store, StoredDocument},
 };
 use indexmap::IndexMap;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use crate::merging::{Became, Shop, key, locked, on_mongo, save};
 use crate::properties::cases;
-use crate::rig::app::{App, TTL};
+use crate::rig::app::{App, TTL, WorkItem};
 use crate::rig::{
     self,
     mongod::Mongod,
@@ -804,4 +804,63 @@ async fn an_update_returns_the_document_that_was_stored() {
     });
     let stored = stored.await.unwrap();
     assert_eq!((stored.n, stored.new.as_deref()), (2, Some("theirs")));
+}
+
+/// Comparisons that nobody waits for any more would go before those of later saves.
+#[tokio::test(flavor = "current_thread")]
+async fn no_more_comparisons_begin_than_there_are_processors_and_small_documents_do_not_wait() {
+    use std::{
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        thread,
+        time::Duration,
+    };
+    static IS_CLOSED: AtomicBool = AtomicBool::new(true);
+    static BEGUN: AtomicUsize = AtomicUsize::new(0);
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Page {
+        #[serde(rename = "_id")]
+        id: i32,
+        #[serde(deserialize_with = "waits")]
+        is_changed: bool,
+        text: String,
+    }
+    impl Lockable for Page {
+        type Id = i32;
+        const COLLECTION: &'static str = "page";
+    }
+    // Only the comparison reads the changed version.
+    fn waits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+        let is_changed = bool::deserialize(deserializer)?;
+        BEGUN.fetch_add(is_changed.into(), Relaxed);
+        while is_changed && IS_CLOSED.load(Relaxed) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(is_changed)
+    }
+
+    let store = MemoryStore::new();
+    let deadline = Duration::from_secs(1);
+    let locks =
+        LockManager::builder(store.clone()).ttl(TTL).deadline(deadline).build().await.unwrap();
+    locks.register::<Page>().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    store.put("small".to_owned(), &WorkItem { id: "small".into(), title: "old".into() }).unwrap();
+    let places = thread::available_parallelism().unwrap().get();
+    let edited = async |id: i32| {
+        store.put(id, &Page { id, is_changed: false, text: "x".repeat(100_000) }).unwrap();
+        let guard = locks.acquire(&LockKey::of::<Page>(id).unwrap(), Wait::no()).await.unwrap();
+        guard.update(|it: &mut Page| it.is_changed = true).await.unwrap_err()
+    };
+    let errors = futures_util::future::join_all((0..).take(places + 8).map(edited)).await;
+    let late = errors.iter().filter(|it| matches!(it, LockError::TooSlow { .. })).count();
+    let refused = |it: &&LockError| matches!(it, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded);
+    assert_eq!((late, errors.iter().filter(refused).count()), (places, 8), "{errors:?}");
+    let small = LockKey::of::<WorkItem>("small".to_owned()).unwrap();
+    let small = locks.acquire(&small, Wait::no()).await.unwrap();
+    small.update(|it: &mut WorkItem| it.title = "new".into()).await.unwrap();
+    let begun = BEGUN.load(Relaxed);
+    IS_CLOSED.store(false, Relaxed);
+    let more = locks.acquire(&LockKey::of::<Page>(0).unwrap(), Wait::no()).await;
+    drop(more);
+    assert_eq!(BEGUN.load(Relaxed), begun, "nobody waits for another one");
 }

@@ -27,7 +27,7 @@ async fn guard(app: &App, key: &LockKey) -> LockGuard {
 }
 
 /// Takes the lock away, as a break does.
-async fn take_away(database: &Database, key: &LockKey) {
+pub(crate) async fn take_away(database: &Database, key: &LockKey) {
     let gone = lock_records(database).delete_one(doc! { "_id": key.id().to_string() }).await;
     assert_eq!(gone.unwrap().deleted_count, 1);
 }

@@ -41,6 +41,22 @@ pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Docum
     doc! { "$or": [live, by_call] }
 }
 
+/// The session that this change was made to: live, and with the id that it had when it was loaded, or with the one that an
+/// earlier attempt has written. Another request may have cleared it since, or logged somebody else in.
+pub(crate) fn changed_by(change: &Change, key: Bson) -> Document {
+    let mut live = live("_id", key);
+    if let Some(id) = &change.loaded_id {
+        let mut ids = vec![Bson::from(id)];
+        match &change.id {
+            Fact::Unchanged => {}
+            Fact::Is(id) => ids.push(id.into()),
+            Fact::Gone => ids.push(Bson::Null),
+        }
+        live.insert("aid", doc! { "$in": ids });
+    }
+    live
+}
+
 pub(crate) fn create(change: &Change, ttl: Duration, absolute: Option<Duration>) -> Vec<Document> {
     let until = absolute.map_or(Bson::from("$$REMOVE"), |absolute| in_future(absolute).into());
     let gone = "$$REMOVE";
@@ -125,16 +141,24 @@ pub(crate) fn finish() -> Vec<Document> {
 /// taken it for ended, and it may have been extended since. A session that `call` has taken is still
 /// due for that call.
 pub(crate) fn is_due(call: Uuid) -> Document {
-    let is_over = doc! { "$or": [
-        { "$ne": [{ "$type": "$ended" }, "missing"] },
-        { "$not": [{ "$gt": ["$expires", "$$NOW"] }] },
-    ] };
     doc! { "$or": [
         {
             "due": { "$type": "date" },
-            "$expr": { "$and": [{ "$lte": ["$due", "$$NOW"] }, is_over] },
+            "$expr": { "$and": [{ "$lte": ["$due", "$$NOW"] }, is_over()] },
         },
         { "by": call.to_string() },
+    ] }
+}
+
+/// The sessions that `call` has taken, and that have not turned out to be live since.
+pub(crate) fn taken_and_over(call: Uuid, records: &[Bson]) -> Document {
+    doc! { "_id": { "$in": records }, "by": call.to_string(), "$expr": is_over() }
+}
+
+fn is_over() -> Document {
+    doc! { "$or": [
+        { "$ne": [{ "$type": "$ended" }, "missing"] },
+        { "$not": [{ "$gt": ["$expires", "$$NOW"] }] },
     ] }
 }
 

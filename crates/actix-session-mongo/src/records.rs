@@ -35,7 +35,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Updated {
     Written,
-    /// The session has ended. Nothing was written.
+    /// The session has ended, or another one has begun in its record. Nothing was written.
     Ended,
     /// There is no such session, and no note of one.
     Unknown,
@@ -134,9 +134,10 @@ impl Records {
         Ok(())
     }
 
-    /// updateOne returns: 1 → updated; 0 → ended or never there, and a query tells which.
+    /// updateOne returns: 1 → updated; 0 → ended, another session by now, or never there, and a query tells whether it is there.
     ///
-    /// Makes the end of a session that was replaced due after `grace`, by an upsert: inserted, or found again.
+    /// Before, makes the end of a session that is replaced due after `grace`, by an upsert: inserted, or found again. If
+    /// the session is not replaced, a sweep finds it live, and tells nobody.
     pub(crate) async fn update(
         &self,
         key: &str,
@@ -144,14 +145,13 @@ impl Records {
         ttl: Duration,
         grace: Duration,
     ) -> Result<Updated> {
-        let update = pipeline::update(change, ttl);
-        let updated =
-            self.collection.update_one(pipeline::live("_id", hashed(key)), update).await?;
+        if let Some(id) = change.former_id() {
+            let (former, end) = (format!("{key} {id}"), pipeline::replaced(id, grace));
+            self.collection.update_one(by_key(&former), end).upsert(true).await?;
+        }
+        let mine = pipeline::changed_by(change, hashed(key));
+        let updated = self.collection.update_one(mine, pipeline::update(change, ttl)).await?;
         if updated.matched_count > 0 {
-            if let Some(id) = &change.former_id {
-                let (former, end) = (format!("{key} {id}"), pipeline::replaced(id, grace));
-                self.collection.update_one(by_key(&former), end).upsert(true).await?;
-            }
             return Ok(Updated::Written);
         }
         let exists = self.exists(by_key(key)).await?;
@@ -255,8 +255,10 @@ impl Records {
         Ok(self.find(mine).await?.iter().filter_map(due).collect())
     }
 
-    pub(crate) async fn finish(&self, records: &[Bson]) -> Result<()> {
-        let which = doc! { "_id": { "$in": records } };
+    /// Leaves a session alone that `call` has taken and that is live: the clock of the server that gave it to the call may
+    /// have been ahead.
+    pub(crate) async fn finish(&self, call: Uuid, records: &[Bson]) -> Result<()> {
+        let which = pipeline::taken_and_over(call, records);
         self.collection.update_many(which, pipeline::finish()).await.map(drop)
     }
 

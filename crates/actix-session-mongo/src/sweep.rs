@@ -51,8 +51,9 @@ impl MongoSessionStore {
         let ended: Vec<_> =
             ends.into_iter().filter_map(|end| end.map_err(|e| failed = Some(e)).ok()).collect();
         let swept = ended.len();
-        let finished = self.run("finishing the ends of web sessions", ended, |records, ended| {
-            Box::pin(records.finish(ended))
+        let doing = "finishing the ends of web sessions";
+        let finished = self.run(doing, (call, ended), |records, (call, ended)| {
+            Box::pin(records.finish(*call, ended))
         });
         finished.await?;
         failed.map_or(Ok(swept), Err)

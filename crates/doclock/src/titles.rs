@@ -9,7 +9,7 @@ use actix_doclock::{LockId, LockKey, MongoStore, StoreError};
 use futures_util::TryStreamExt;
 use mongodb::{
     Database,
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
 };
 
 /// How many documents one query asks for.
@@ -52,14 +52,16 @@ async fn titles_in(
     field: &str,
 ) -> mongodb::error::Result<Vec<(LockKey, String)>> {
     let wanted = doc! { "_id": { "$in": ids } };
-    let documents = database.collection::<Document>(collection);
+    let documents = database.collection::<RawDocumentBuf>(collection);
     let found = documents.find(wanted).projection(doc! { field: 1 }).max_time(READ_WITHIN);
     let title = |document: &Document| {
         let id = document.get("_id").and_then(LockId::from_bson)?;
         Some((LockKey::new(collection, id).ok()?, text_at(document, field)?))
     };
     let found: Vec<_> = found.await?.try_collect().await?;
-    Ok(found.iter().filter_map(title).collect())
+    // A document that cannot be read, as with text that is not UTF-8, has no title.
+    let readable = found.iter().filter_map(|raw| Document::try_from(&**raw).ok());
+    Ok(readable.filter_map(|document| title(&document)).collect())
 }
 
 fn text_at(document: &Document, path: &str) -> Option<String> {

@@ -225,7 +225,8 @@ impl Save<'_> {
             if Instant::now() + pause >= self.latest {
                 return Err(too_late());
             }
-            if let Some(written) = self.write(&mut session, true).await? {
+            let written = self.write(&mut session, true).await;
+            if let Some(written) = written.map_err(|error| self.perhaps_done(error))? {
                 return Ok(written);
             }
             sleep(pause).await;
@@ -233,12 +234,21 @@ impl Save<'_> {
         }
     }
 
+    /// A repetition of these would meet what this attempt has perhaps done, and take it for the work of somebody else.
+    fn perhaps_done(&self, error: Error) -> Error {
+        match self.edit.content {
+            Content::Creation(_) | Content::Deletion if has_lost_connection(&error) => {
+                failure(StoreErrorKind::OutcomeUnknown, format!("the reply was lost: {error}"))
+            }
+            _ => error,
+        }
+    }
+
     // 1 → written; 0 → the document was deleted without regard to the lock. 11000 → there is such a document already.
     //
     // In a transaction all reads and writes are of one snapshot: a document that another program changes in between
     // makes the write fail with a conflict. Elsewhere the document is written only `if_unchanged` since it was read.
-    // `None`: another program has changed it, so the changes must be applied again. 11000 may also mean that a
-    // repetition after a lost reply meets its own document.
+    // `None`: another program has changed it, so the changes must be applied again.
     async fn write(
         &self,
         session: &mut ClientSession,

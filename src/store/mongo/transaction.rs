@@ -213,6 +213,14 @@ impl MongoStore {
         held: &[HeldLock],
     ) -> Result<(), TransactionError> {
         guarding(held)?;
+        // Outside of the transaction the document is still what the transaction writes onto: somebody who changes it now
+        // conflicts with the transaction.
+        let outside = self.database().client().start_session().await;
+        let mut outside = outside.map_err(TransactionError::Work)?;
+        for one in held {
+            let compared = check_version(&self.prepared_for(one)?, &mut outside, one).await;
+            compared.map_err(TransactionError::Work)??;
+        }
         // Nobody knows what the transaction makes of the documents.
         held.iter().for_each(|one| *one.version.lock() = None);
         touch_all(self, session, held).await

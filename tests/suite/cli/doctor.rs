@@ -208,6 +208,22 @@ async fn a_skewed_clock_is_found() {
     is_told(&cli, &finding).await;
 }
 
+/// The driver writes all names in small letters.
+#[tokio::test]
+async fn a_member_whose_name_has_capital_letters_is_found() {
+    let member = Mongod::start_member().await;
+    let named = |host: &str| format!("{host}:{}", member.port());
+    let members = [doc! { "_id": 0, "host": named("LOCALHOST") }];
+    let config = doc! { "_id": "rs0", "members": members.to_vec() };
+    member.admin(doc! { "replSetInitiate": config }).await;
+    member.primary().await;
+    let uri = format!("mongodb://{}/?replicaSet=rs0", named("localhost"));
+    let database = crate::rig::fresh_database(&uri).await;
+    App::on(&database).await;
+    let cli = Cli { uri, database: database.name().to_owned() };
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
+
 #[tokio::test]
 async fn a_missing_privilege_is_found() {
     let server = Mongod::start_with_auth().await;
@@ -581,13 +597,19 @@ async fn a_collection_of_another_kind_or_of_somebody_else_is_found() {
     let (cli, database) = Cli::fresh().await;
     App::on(&database).await;
     let offer = doc! { "_id": "a", "title": "bread", "expires": DateTime::now() };
-    for name in ["offer", "workitem.lock"] {
-        database.collection::<Document>(name).insert_one(&offer).await.unwrap();
-    }
-    let (ran, findings) = faults(&cli, &["--sessions=offer"]).await;
-    for about in ["offer", "workitem.lock"] {
-        let about = format!("{}.{about}", cli.database);
-        let is_told = |it: &Value| it["code"] == "others_records" && it["about"] == *about;
-        assert!(findings.iter().any(is_told), "{about}: {ran:?}");
+    // With fields of the same names: a door, and who has locked it.
+    let door =
+        doc! { "_id": "a", "ts": DateTime::now(), "holder": "ward 7", "until": DateTime::now() };
+    database.collection::<Document>("offer").insert_one(&offer).await.unwrap();
+    for others in [offer, door] {
+        let locks = database.collection::<Document>("workitem.lock");
+        locks.delete_many(doc! {}).await.unwrap();
+        locks.insert_one(&others).await.unwrap();
+        let (ran, findings) = faults(&cli, &["--sessions=offer"]).await;
+        for about in ["offer", "workitem.lock"] {
+            let about = format!("{}.{about}", cli.database);
+            let is_told = |it: &Value| it["code"] == "others_records" && it["about"] == *about;
+            assert!(findings.iter().any(is_told), "{about}, {others}: {ran:?}");
+        }
     }
 }

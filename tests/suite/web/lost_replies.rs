@@ -15,8 +15,9 @@ use mongodb::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use crate::rig::app::{WorkItem, lock_records, put, title};
+use crate::rig::app::{WorkItem, key, lock_records, put, title};
 use crate::rig::faulty::Faulty;
+use crate::transactions::take_away;
 
 /// The commit is never confirmed. Before the whole save is repeated, the lock is broken. The repetition
 /// finds the lock lost, but the document is written, so "lost, nothing written" would be wrong.
@@ -139,8 +140,8 @@ async fn after_a_transaction_of_unknown_outcome_the_next_reentry_waits_for_it() 
     assert!(faulty.proxy.passed("findAndModify") > written, "a read would not wait");
 }
 
-/// The first save is committed, but nobody hears of it. Then another program changes the same array, so the same save
-/// cannot be carried out again: "nothing was written" would be wrong.
+/// The first save is committed, but nobody hears of it. Then another program changes the same array, or the lock is lost, so
+/// the same save cannot be carried out again: "nothing was written" would be wrong.
 #[actix_web::test]
 async fn a_save_of_unknown_outcome_that_is_repeated_is_never_called_unwritten() {
     #[derive(Serialize, Deserialize)]
@@ -163,6 +164,7 @@ async fn a_save_of_unknown_outcome_that_is_repeated_is_never_called_unwritten() 
     }
     async fn save(
         mut item: HeldDoc<Tagged>,
+        how: web::Path<(String, String)>,
         gate: web::Data<Gate>,
     ) -> Result<HttpResponse, LockError> {
         item.tags.push("mine".to_owned());
@@ -170,36 +172,46 @@ async fn a_save_of_unknown_outcome_that_is_repeated_is_never_called_unwritten() 
         assert!(matches!(first, Err(LockError::OutcomeUnknown(_) | LockError::Store(_))));
         gate.failed.notify_one();
         gate.go.notified().await;
-        item.save().await?;
+        if how.1 == "save" {
+            item.save().await?
+        } else {
+            item.replace().await?
+        };
         Ok(HttpResponse::Ok().finish())
     }
 
-    let faulty = Faulty::with_deadline(Duration::from_secs(10)).await;
-    let items = faulty.database.collection::<Document>("workitem");
-    items.insert_one(doc! { "_id": "a", "tags": ["x"] }).await.unwrap();
-    let sessions = SessionMiddleware::new(CookieSessionStore::default(), Key::generate());
-    let gate = web::Data::new(Gate::default());
-    let server = test::init_service(
-        actix_web::App::new()
-            .wrap(faulty.app.locks.session(sessions))
-            .app_data(gate.clone())
-            .route("/{id}/edit", web::post().to(edit))
-            .route("/{id}", web::put().to(save)),
-    )
-    .await;
-    let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
-    let cookie = opened.response().cookies().next().expect("a session").into_owned();
-    faulty.proxy.hold_reply_to("commitTransaction");
-    let meanwhile = async {
-        gate.failed.notified().await;
-        faulty.proxy.let_go();
-        let theirs = doc! { "$push": { "tags": "theirs" } };
-        items.update_one(doc! { "_id": "a", "tags": "mine" }, theirs).await.unwrap();
-        gate.go.notify_one();
-    };
-    let saving = test::TestRequest::put().uri("/a").cookie(cookie).send_request(&server);
-    let (answer, ()) = tokio::join!(saving, meanwhile);
-    let stored = items.find_one(doc! {}).await.unwrap().unwrap();
-    assert_eq!(stored.get_array("tags").unwrap().len(), 3, "it was written");
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "unknown, not unwritten");
+    for how in ["save", "replace"] {
+        let faulty = Faulty::with_deadline(Duration::from_secs(10)).await;
+        let items = faulty.database.collection::<Document>("workitem");
+        items.insert_one(doc! { "_id": "a", "tags": ["x"] }).await.unwrap();
+        let sessions = SessionMiddleware::new(CookieSessionStore::default(), Key::generate());
+        let gate = web::Data::new(Gate::default());
+        let server = test::init_service(
+            actix_web::App::new()
+                .wrap(faulty.app.locks.session(sessions))
+                .app_data(gate.clone())
+                .route("/{id}/edit", web::post().to(edit))
+                .route("/{id}/{how}", web::put().to(save)),
+        )
+        .await;
+        let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
+        let cookie = opened.response().cookies().next().expect("a session").into_owned();
+        faulty.proxy.hold_reply_to("commitTransaction");
+        let meanwhile = async {
+            gate.failed.notified().await;
+            faulty.proxy.let_go();
+            let theirs = doc! { "$push": { "tags": "theirs" } };
+            items.update_one(doc! { "_id": "a", "tags": "mine" }, theirs).await.unwrap();
+            if how == "replace" {
+                take_away(&faulty.database, &key("a")).await;
+            }
+            gate.go.notify_one();
+        };
+        let saving =
+            test::TestRequest::put().uri(&format!("/a/{how}")).cookie(cookie).send_request(&server);
+        let (answer, ()) = tokio::join!(saving, meanwhile);
+        let stored = items.find_one(doc! {}).await.unwrap().unwrap();
+        assert_eq!(stored.get_array("tags").unwrap().len(), 3, "it was written");
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "unknown, not unwritten");
+    }
 }

@@ -486,6 +486,15 @@ async fn an_update_by_the_application_is_of_the_named_version_too() {
         if how.1 == "beside-another-program" {
             items.update_one(doc! {}, set("foreign")).await.unwrap();
         }
+        if how.1 == "confirmed-beside-another-program" {
+            items.update_one(doc! {}, set("foreign again")).await.unwrap();
+            let mut session = store.database().client().start_session().await.unwrap();
+            session.start_transaction().await.unwrap();
+            items.update_one(doc! {}, set("one")).session(&mut session).await.unwrap();
+            let confirmed = store.confirm_in(&mut session, &[item.held()]).await;
+            session.abort_transaction().await.unwrap();
+            confirmed?;
+        }
         for title in ["one", "two"] {
             let _: WorkItem = store.update(&item.held(), set(title)).await?;
         }
@@ -521,6 +530,11 @@ async fn an_update_by_the_application_is_of_the_named_version_too() {
         assert_eq!(refused.problem(412)["code"], "stale_copy");
         let stored = items.find_one(doc! {}).await.unwrap().unwrap();
         assert_eq!(stored.title, "foreign", "nothing was written");
+        if uri == mongod::shared_replica_set().await.uri() {
+            let now = version(&alice.post("/item/a").await);
+            let refused = put("confirmed-beside-another-program", &now).await;
+            assert_eq!(refused.problem(412)["code"], "stale_copy");
+        }
     }
 }
 

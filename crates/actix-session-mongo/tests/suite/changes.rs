@@ -154,6 +154,35 @@ async fn clearing_removes_concurrent_additions_too() {
     }
 }
 
+/// The session that the late request has loaded has ended, although its key goes on.
+#[actix_web::test]
+async fn a_late_request_changes_nothing_in_a_session_that_was_cleared_meanwhile() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let bob = json!({ "name": "bob" });
+    for (early, left) in [
+        (json!({ "clear": true }), json!({})),
+        (json!({ "clear": true, "set": { "name": "bob", ID: "2" } }), bob),
+    ] {
+        for late in [
+            json!({ "wait": true, "set": { "cart": 1 } }),
+            json!({ "wait": true, "set": { "name": "alice2" } }),
+            json!({ "wait": true, "remove": ["cart"], "set": { "name": "alice", "theme": 1 } }),
+        ] {
+            let [tab, other] = two_tabs(&app, json!({ "name": "alice", "cart": 0 })).await;
+            let late_one = tab.post_json("/change", late.clone());
+            let early_one = other.post_json("/change", early.clone());
+            server.while_it_waits(late_one, early_one).await;
+            assert_eq!(other.get("/state").await.json(), left, "{early}, then {late}");
+        }
+    }
+    let [tab, other] = two_tabs(&app, json!({ "name": "alice" })).await;
+    let late = tab.post_json("/change", json!({ "wait": true, "clear": true }));
+    let login = json!({ "clear": true, "set": { "name": "bob", ID: "2" } });
+    server.while_it_waits(late, other.post_json("/change", login)).await;
+    assert_eq!(other.get("/state").await.json(), json!({ "name": "bob" }), "a clear of alice's");
+}
+
 /// Here no id vanishes, so only the empty state shows that the session was cleared.
 #[actix_web::test]
 async fn clearing_a_session_without_an_id_removes_everything_too() {

@@ -95,6 +95,18 @@ async fn a_session_that_is_cleared_has_ended_although_its_key_goes_on() {
     }
 }
 
+/// As after a failover from a server whose clock was ahead.
+#[actix_web::test]
+async fn a_session_that_turns_out_to_be_live_during_a_sweep_is_not_ended() {
+    let server = Server::on(&database().await).await;
+    let key = server.session("alice", "1").await;
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    *server.hook.extends.lock().unwrap() = Some(records(&server.database));
+    server.sessions.sweep().await.unwrap();
+    assert_eq!(server.told().len(), 1, "it was taken for ended");
+    assert_eq!(server.load(&key).await, Some(state_of("alice", "1")));
+}
+
 #[actix_web::test]
 async fn an_end_is_told_without_a_request_and_without_a_call() {
     let often =

@@ -4,7 +4,7 @@
 //! this clock when another server takes over.
 
 use std::{
-    collections::BTreeSet,
+    collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +15,7 @@ use mongodb::{
     Database,
     bson::{Bson, Document, doc},
     error::{Error, Result},
-    options::SelectionCriteria,
+    options::{SelectionCriteria, ServerAddress},
 };
 
 use crate::doctor::finding::{Finding, Severity};
@@ -46,8 +46,8 @@ pub(super) async fn findings(
         _ => reachable(database).await?,
     };
     // The primary comes first: its clock is the one that counts now.
-    let primary = hello.get_str("primary").unwrap_or_default();
-    servers.sort_by_key(|server| server != primary);
+    let primary = hello.get_str("primary").ok().and_then(address);
+    servers.sort_by_key(|server| Some(server) != primary.as_ref());
     let here = own_clock();
     let mut findings = Vec::new();
     let mut readings = Vec::new();
@@ -55,7 +55,7 @@ pub(super) async fn findings(
     for (server, reading) in servers.iter().zip(join_all(read).await) {
         match reading {
             Ok(reading) => readings.push(reading),
-            Err(_) => findings.push(unreachable(server)),
+            Err(_) => findings.push(unreachable(&server.to_string())),
         }
     }
     findings.extend(compare(&readings, ttl));
@@ -63,18 +63,23 @@ pub(super) async fn findings(
 }
 
 /// The members that can become primary or be read from. The answer does not name hidden members.
-fn members(hello: &Document) -> Vec<String> {
+fn members(hello: &Document) -> Vec<ServerAddress> {
     let named = |field| hello.get_array(field).into_iter().flatten();
     let hosts = named("hosts").chain(named("passives"));
-    hosts.filter_map(Bson::as_str).map(ToOwned::to_owned).collect()
+    hosts.filter_map(Bson::as_str).filter_map(address).collect()
+}
+
+/// As the driver writes it: a member may have capital letters in its name.
+fn address(name: &str) -> Option<ServerAddress> {
+    ServerAddress::parse(name).ok()
 }
 
 /// All servers that the driver has found.
-async fn reachable(database: &Database) -> Result<Vec<String>> {
-    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+async fn reachable(database: &Database) -> Result<Vec<ServerAddress>> {
+    let seen = Arc::new(Mutex::new(HashSet::new()));
     let found = Arc::clone(&seen);
     let any = SelectionCriteria::Predicate(Arc::new(move |server| {
-        found.lock().unwrap_or_else(PoisonError::into_inner).insert(server.address().to_string());
+        found.lock().unwrap_or_else(PoisonError::into_inner).insert(server.address().clone());
         true
     }));
     database.run_command(doc! { "ping": 1 }).selection_criteria(any).await?;
@@ -92,9 +97,13 @@ fn own_clock() -> impl Fn(Instant) -> i64 {
     }
 }
 
-async fn read(database: &Database, server: &str, here: impl Fn(Instant) -> i64) -> Result<Reading> {
-    let name = server.to_owned();
-    let only = SelectionCriteria::Predicate(Arc::new(move |it| it.address().to_string() == name));
+async fn read(
+    database: &Database,
+    server: &ServerAddress,
+    here: impl Fn(Instant) -> i64,
+) -> Result<Reading> {
+    let address = server.clone();
+    let only = SelectionCriteria::Predicate(Arc::new(move |it| *it.address() == address));
     let mut readings = Vec::new();
     for _ in 0..ROUNDS {
         let asked = Instant::now();
@@ -103,7 +112,7 @@ async fn read(database: &Database, server: &str, here: impl Fn(Instant) -> i64) 
         let half = asked.elapsed() / 2;
         let time = greeting.get_datetime("localTime").map_err(Error::custom)?.timestamp_millis();
         readings.push(Reading {
-            server: server.to_owned(),
+            server: server.to_string(),
             ahead_ms: time - here(asked + half),
             // Both clocks are read in whole milliseconds.
             give_or_take_ms: i64::try_from(half.as_millis()).unwrap_or(i64::MAX).saturating_add(2),

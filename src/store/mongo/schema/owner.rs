@@ -85,13 +85,15 @@ pub(super) async fn others_records(locks: &Collection<Document>) -> Result<Optio
     }))
 }
 
-/// True if the record has no fields but those of a lock record; or the two fields by which other programs lock, and
-/// fields of their own.
+/// True if the record has no fields but those of a lock record, and shows by one of them that it is a lock, a fence or a
+/// queue; or if it has nothing but a date; or the two fields by which other programs lock, and fields of their own.
 fn is_lock(names: &Document) -> bool {
     let names: Vec<_> =
         names.get_array("names").into_iter().flatten().filter_map(Bson::as_str).collect();
-    names.iter().all(|name| FIELDS.contains(name))
-        || ["ts", "aid"].iter().all(|it| names.contains(it))
+    let has = |name| names.contains(name);
+    let only = |fields: &[&str]| names.iter().all(|name| fields.contains(name));
+    let is_told = ["aid", "readers", "fence", "queue"].iter().any(has);
+    only(FIELDS) && is_told || only(&["_id", "ts"]) || has(&"ts") && has(&"aid")
 }
 
 impl MongoStore {

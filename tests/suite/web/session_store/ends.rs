@@ -271,3 +271,34 @@ async fn a_session_taken_by_a_dead_server_is_completed_by_another_one_later() {
     assert_eq!(server.told().await, [(alice, EndReason::Expired)]);
     assert!(!server.is_locked("a").await);
 }
+
+/// The person logs out again after an outage between the commands of the first attempt.
+#[actix_web::test]
+async fn the_end_of_a_cleared_session_is_told_although_an_outage_comes_between() {
+    async fn leave(session: Session) -> HttpResponse {
+        session.clear();
+        HttpResponse::NoContent().finish()
+    }
+    let mongod = rig::mongod::local_replica_set().await;
+    let proxy = Proxy::start(mongod.port());
+    let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
+    let direct = Server::on(&rig::client(&mongod.uri()).await.database(through.name())).await;
+    let short = |sessions: MongoSessionStoreBuilder| sessions.deadline(Duration::from_secs(2));
+    let server = Server::with(&through, |locks| locks, short).await;
+    let app = App::new().wrap(server.middleware()).route("/leave", web::post().to(leave));
+    let app = test::init_service(app).await;
+    let (session, aid) = direct.session("alice", "a").await;
+    let alice = browser_with(&app, &session);
+    // The first command is carried out, and the second one never.
+    proxy.hold_request("update");
+    proxy.let_go();
+    proxy.hold_request("update");
+    alice.post("/leave").await;
+    assert_eq!(proxy.fired(), 2);
+    proxy.cut();
+    proxy.heal();
+    while alice.post("/leave").await.status != StatusCode::NO_CONTENT {}
+    age(&direct.database, doc! { "ended": { "$exists": true } }, TWO_DAYS).await;
+    direct.sessions.sweep().await.unwrap();
+    assert_eq!(direct.told().await, [(aid, EndReason::LoggedOut)]);
+}
