@@ -832,7 +832,8 @@ async fn no_more_comparisons_begin_than_there_are_processors_and_small_documents
     fn waits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
         let is_changed = bool::deserialize(deserializer)?;
         BEGUN.fetch_add(is_changed.into(), Relaxed);
-        while is_changed && IS_CLOSED.load(Relaxed) {
+        let began = Instant::now();
+        while is_changed && IS_CLOSED.load(Relaxed) && began.elapsed().as_secs() < 60 {
             thread::sleep(Duration::from_millis(5));
         }
         Ok(is_changed)
