@@ -100,7 +100,7 @@ export interface KeptText {
   version: string | null;
   /** Whether the page still shows this version. */
   readonly isCurrent: boolean;
-  /** Whether its form was submitted, and the server does not know of a save of it. It may be stored, or changed by the server. */
+  /** Whether its form was submitted, and it is not known that this text was saved. It may be stored, or changed by the server. */
   submitted: boolean;
   /** The typed values by name: for forms a list, because fields may share a name. A tick or an option is `{ value, on }`. */
   fields: Record<string, unknown>;
@@ -369,7 +369,10 @@ export class DocLock extends EventTarget {
    * with `false` if the person wants to keep them.
    */
   static clearKept(ask?: (count: number) => boolean | Promise<boolean>): Promise<boolean>;
-  /** For a page without the form, to which a save leads: forgets the text that was sent, if the server knows that it was saved. `doclock-saved` does the same. */
+  /**
+   * For a page without the form, to which a save leads: forgets the text that was sent, if the server knows of a save under its lock, and
+   * the button had no `name` and no `formaction`. `doclock-saved` does the same.
+   */
   static settleKept(url: string | URL): Promise<void>;
   /**
    * Asks what became of a form that the browser has sent with this token and version: resolves with the version that was saved under

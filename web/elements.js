@@ -212,7 +212,7 @@ class Editing {
     const sent = new Map();
     this.lock.addEventListener('writing', ({ detail }) => {
       sent.set(detail, this.fields.values);
-      if (this.#passing) this.#passing.request ??= detail;
+      if (this.#passing && detail.saves) this.#passing.request ??= detail;
     });
     this.lock.addEventListener('written', ({ detail: { request, saves } }) => {
       if (saves && sent.has(request)) this.#isSaved(sent.get(request), saves);

@@ -80,11 +80,14 @@ async function clean(now) {
   if (old.length) await within('readwrite', store => { for (const it of old) store.delete(keyOf(it)); });
 }
 
-/** The text without what the server has saved, if it was sent; `null` if nothing is left. */
-async function unsaved(text, wasSaved) {
-  if (!text.sent || !await wasSaved(text.sent)) return text;
-  const records = text.records.filter(it => !it.isSent), left = { ...text, records, sent: null };
-  await (records.length ? put(left) : remove(text));
+/**
+ * The text without what the server has stored; `null` if nothing is left. The server knows that something was saved under the lock,
+ * and not what: a field that is as it was before was not. Where nothing can be compared, the whole form must have been sent.
+ */
+async function unsaved(text, wasSaved, typed = null) {
+  if (!text.records.some(it => it.isSent) || !await wasSaved(text.sent)) return text;
+  const records = text.records.filter(it => !it.isSent || (typed?.hasBase(it) ?? !text.sent.isWhole)), left = { ...text, records };
+  if (records.length < text.records.length) await (records.length ? put(left) : remove(text));
   return records.length ? left : null;
 }
 
@@ -121,8 +124,9 @@ class Told extends Typed {
 
   stored({ name }) { return this.records.get(name)?.base ?? this.#read()[name]; }
   shows({ name, value }) { return same(this.#read()[name], value); }
+  hasBase(record) { return same(this.stored(record), record.base); }
   isFilled() { return false; }
-  adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it }); }
+  adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it, isSent: false }); }
 
   put(records) {
     const before = new Map(this.records);
@@ -165,10 +169,11 @@ class Keeper {
   #lock; #page; #typed; #options; #timer = null;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
-  #sent = null;         // the token and the version with which it was sent last
+  #sent = null;         // how the records that are sent were sent: the token, the version, and whether by the form itself
+  #values = null;       // with which the form itself was sent
   #asides = 0;          // texts of this page that have given way to others
   #isDue = false; #reading = null; #writing = null; #isTold = false; #isForgotten = false;
-  #offers = new Set();
+  #offers = new Map();  // by text
   #ends = new AbortController();
   #release = () => {};
   #hears = () => this.#due();
@@ -180,8 +185,11 @@ class Keeper {
     typed.hears.add(this.#hears);
     if (form) {
       own(form, 'ownerDocument').addEventListener('submit', event => {
-        if (event.target !== form || event.defaultPrevented || !isPost(form, event.submitter)) return;
-        this.#sends(true);
+        const { submitter } = event;
+        if (event.target !== form || event.defaultPrevented || !isPost(form, submitter)) return;
+        // A button with a name or an address of its own may have a handler that stores only a part.
+        const isWhole = !submitter?.name && !submitter?.hasAttribute('formaction');
+        this.#sends({ isForm: true, isWhole }, true, this.#values = typed.values);
         this.flush();
       }, { signal });
     }
@@ -194,9 +202,10 @@ class Keeper {
     lock.addEventListener('writing', ({ detail }) => {
       typed.read();
       sent.set(detail, typed.values);
-      this.#sends(false);
     }, { signal });
+    lock.addEventListener('sending', ({ detail }) => sent.has(detail) && this.#sends({}, detail.saves, sent.get(detail)), { signal });
     lock.addEventListener('written', ({ detail: { request, saves } }) => {
+      if (saves !== null) this.#sends(null);
       if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
       sent.delete(request);
     }, { signal });
@@ -229,11 +238,15 @@ class Keeper {
     this.#timer ??= setTimeout(() => this.flush(), WITHIN_MS);
   }
 
-  #sends(isForm) {
-    const { token, version } = this.#lock;
-    this.#sent = { token, version, isForm };
-    for (const record of this.#typed.records.values()) record.isSent = true;
-    this.#isDue = this.#typed.records.size > 0;
+  /** What was sent before, or is offered, is not told apart any more from these values by what the server knows. `null`: it has answered. */
+  #sends(how, names = false, values = null) {
+    const { token, version } = this.#lock, { records } = this.#typed;
+    this.#sent = how && { token, version, ...how };
+    for (const [id, it] of records) it.isSent = Boolean(names) && (names === true || names.includes(it.name)) && same(values.get(id), it.value);
+    for (const text of how ? this.#offers.keys() : []) {
+      if (text.sent?.token) put(Object.assign(text, { sent: { ...text.sent, token: null } })).catch(error => this.#report(error));
+    }
+    if (records.size) this.#due();
   }
 
   /** The page tells of an editor of its own. */
@@ -263,7 +276,7 @@ class Keeper {
   forgets(person) {
     if (this.#page.person !== person && person) return;
     this.#isForgotten = true;
-    for (const text of this.#offers) text.isGone = true;
+    for (const offer of this.#offers.values()) offer.isGone = true;
     this.#offers.clear();
     keepers.delete(this);
     this.#stop();
@@ -349,12 +362,11 @@ class Keeper {
   /** A text of an earlier page is stored, is shown by this page as it was typed, or is offered. */
   async #meet(text) {
     const typed = this.#typed, { isUnsaved } = this.#options, { version } = this.#lock;
-    if (!isUnsaved) text = await unsaved(text, sent => this.#page.wasSaved(sent));
+    if (!isUnsaved) text = await unsaved(text, sent => this.#page.wasSaved(sent), typed);
     if (!text || this.#ends.signal.aborted) return;
     const { records } = text, isShown = records.every(it => typed.shows(it)), filled = records.filter(it => typed.isFilled(it));
     if (isShown && (isUnsaved || (version ? text.version === version : filled.length))) {
       typed.adopt(records);
-      this.#sent ??= text.sent;
       this.#isDue = true;
       this.#take();
       if (await this.#write()) await remove(text);
@@ -385,11 +397,14 @@ class Keeper {
       },
       discard: () => this.#forget(text),
     };
-    this.#offers.add(offer);
+    this.#offers.set(text, offer);
     return offer;
   }
 
-  #forget(text) { return remove(text).catch(error => this.#report(error)); }
+  #forget(text) {
+    this.#offers.delete(text);
+    return remove(text).catch(error => this.#report(error));
+  }
 
   /** The text of this page gives way to another one, and is offered beside it. */
   #setAside() {

@@ -140,7 +140,7 @@ test('a dialog and a preview save nothing, and a form that was sent is kept unti
   assert.equal((await rows())[0].sent, null);
   submit(form, save);
   await page.crash();
-  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true });
+  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true, isWhole: true });
   // Not saved, as far as the server knows: it is offered as a text that was sent.
   const unknown = await keep(show('<input name=a>'), { lock: new Lock(undefined, 'v2', 't2') });
   assert.deepEqual(unknown.found.map(it => it.submitted), [true]);
