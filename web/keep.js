@@ -172,7 +172,7 @@ class Keeper {
   #sent = null;         // how the records that are sent were sent: the token, the version, and whether by the form itself
   #values = null;       // with which the form itself was sent
   #asides = 0;          // texts of this page that have given way to others
-  #isDue = false; #reading = null; #writing = null; #isTold = false; #isForgotten = false;
+  #isDue = false; #reading = null; #isForgotten = false;
   #offers = new Map();  // by text
   #ends = new AbortController();
   #release = () => {};
@@ -228,8 +228,10 @@ class Keeper {
 
   async #comesBack() {
     this.#hold();
-    const sent = this.#sent, values = this.#typed.values;
-    if (sent?.isForm && await this.#page.wasSaved(sent)) this.#typed.saved(values);
+    const sent = this.#sent, values = this.#values, own = this.#own, records = own?.records.filter(it => it.isSent) ?? [];
+    if (!sent?.isForm || !await this.#page.wasSaved(sent)) return;
+    if (records.length && !sent.isWhole && this.#page.person) this.#putAside({ ...own, records });   // the next visit can compare
+    this.#typed.saved(values);
   }
 
   #due() {
@@ -300,26 +302,21 @@ class Keeper {
     this.#own = records.length ? { version, at: Date.now() - this.#page.ahead, records, sent: this.#sent } : null;
   }
 
-  // One write at a time, and then one more if something has come meanwhile.
-  #write() {
+  // At once: a page that is left waits for nothing, and the database itself keeps the order.
+  async #write() {
     if (!this.#page.person) return this.#reading;   // and then
-    return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
-  }
-
-  async #writeAll() {
+    const own = this.#own, record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...own };
+    this.#isDue = false;
     try {
-      do {
-        this.#isDue = false;
-        const record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...this.#own };
-        const typed = this.#own?.records.map(it => JSON.stringify(it.value)) ?? [];
-        if (new Blob(typed).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
-        await within('readwrite', store => {
-          if (!this.#isForgotten) this.#own ? store.put(record) : store.delete(keyOf(record));
-        });
-      } while (this.#isDue);
-      if (this.problem) this.#tell(null);
+      const typed = own?.records.map(it => JSON.stringify(it.value)) ?? [];
+      if (new Blob(typed).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
+      await within('readwrite', store => {
+        if (!this.#isForgotten) own ? store.put(record) : store.delete(keyOf(record));
+      });
+      this.#tell(null);
       return true;
     } catch (error) {
+      this.#isDue = true;
       this.#report(error);
     }
   }
@@ -327,6 +324,7 @@ class Keeper {
   #report(error) { this.#tell(PROBLEMS[error?.name] ?? 'unavailable', error); }
 
   #tell(problem, error) {
+    if (problem === this.problem) return;
     this.problem = problem;
     if (problem) this.#options.onproblem?.(problem, error);
     this.#lock.dispatchEvent(new CustomEvent('change'));
@@ -335,10 +333,7 @@ class Keeper {
   // Not before the server has named the person: the text is theirs, and nobody else may see it.
   #look() {
     if (this.#page.person) this.#reading ??= this.#readKept();
-    else if (this.#lock.token && !this.#isTold) {
-      this.#isTold = true;
-      this.#tell('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
-    }
+    else if (this.#lock.token) this.#tell('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
   }
 
   async #readKept() {
@@ -346,12 +341,14 @@ class Keeper {
       const texts = await textsOf(this.#page.person, this.#lock.url), old = Date.now() - this.#page.ahead - KEPT_MS;
       const held = (await navigator.locks?.query())?.held.map(({ name }) => name) ?? [];
       for (const text of texts) {
-        const isOpen = text.id === this.#id || held.includes('doclock-kept:' + text.id);   // here, or in another tab
-        if (!isOpen && text.at > old && !this.#isForgotten) await this.#meet(text);
+        const isOpen = text.id.startsWith(this.#id) || held.includes('doclock-kept:' + text.id);   // here, or in another tab
+        const isOffered = [...this.#offers.keys()].some(it => it.id === text.id);
+        if (!isOpen && !isOffered && text.at > old && !this.#isForgotten) await this.#meet(text);
       }
       clean(old + KEPT_MS).catch(() => {});
     } catch (error) {
       this.#report(error);
+      this.#reading = null;   // the next change of the lock reads again
     }
     if (this.#isDue) {
       this.#take();
@@ -410,9 +407,13 @@ class Keeper {
   #setAside() {
     this.#isDue = true;
     this.#take();
-    const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${++this.#asides}` };
+    this.#options.onkept?.(this.#offer(this.#putAside(this.#own)));
+  }
+
+  #putAside(own) {
+    const text = { ...own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${++this.#asides}` };
     put(text).catch(error => this.#report(error));
-    this.#options.onkept?.(this.#offer(text));
+    return text;
   }
 }
 

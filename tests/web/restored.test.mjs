@@ -307,3 +307,64 @@ test('what a page was delivered with is read by the field itself', async () => {
     assert.deepEqual([left, value('a')], [undefined, [typed]], `${attributes}: stored already, and left alone`);
   }
 });
+
+test('the last words do not wait for a write that is under way', async () => {
+  const page = await keep(show('<input name=a>')), { a } = page.fields.form.elements;
+  const { put } = IDBObjectStore.prototype, puts = [];
+  IDBObjectStore.prototype.put = function (text) {
+    puts.push(text.records[0].value);
+    return put.call(this, text);
+  };
+  try {
+    person.types(a, 'first');
+    const first = page.keeper.flush();
+    person.types(a, 'last words');
+    window.dispatchEvent(new window.Event('pagehide'));
+    for (let n = 0; n < 9; n++) await null;   // no answer of the database has come yet
+    assert.deepEqual(puts, ['first', 'last words']);
+    await first;
+  } finally {
+    IDBObjectStore.prototype.put = put;
+  }
+  await page.end();
+  assert.deepEqual((await rows()).map(it => it.records[0].value), ['last words']);
+});
+
+test('what comes while a write is under way is written after it', async () => {
+  const page = await keep(show('<input name=a>')), { a } = page.fields.form.elements;
+  person.types(a, 'first');
+  const writes = [page.keeper.flush()];
+  person.types(a, 'second');
+  writes.push(page.keeper.flush());
+  page.lock.saves();
+  await Promise.all(writes);
+  await page.end();
+  assert.deepEqual(await rows(), []);
+});
+
+test('a write and a read that have failed are repeated', async () => {
+  const before = await keep(show('<input name=a>'));
+  person.types(before.fields.form.elements.a, 'of yesterday');
+  await before.crash();
+  const { transaction } = IDBDatabase.prototype, fails = () => { throw new DOMException('full', 'QuotaExceededError'); };
+  IDBDatabase.prototype.transaction = fails;
+  let page;
+  try {
+    const form = show('<input name=a>'), fields = new Fields(form), found = [], problems = [], lock = new Lock(undefined, 'v2');
+    fields.listen();
+    page = { found, problems, lock, keeper: keeping.keep(lock, { person: 'alice', ahead: 0, wasSaved: async () => null }, fields, { onkept: it => found.push(it), onproblem: it => problems.push(it) }) };
+    await sleep(5);
+    person.types(form.elements.a, 'typed');
+    await page.keeper.flush();
+    lock.dispatchEvent(new window.Event('change'));
+    await sleep(5);
+    assert.deepEqual([problems, page.keeper.problem], [['full'], 'full'], 'told once');
+  } finally {
+    IDBDatabase.prototype.transaction = transaction;
+  }
+  await page.keeper.flush();
+  await sleep(20);
+  assert.deepEqual([page.keeper.problem, page.found.map(it => it.fields.a)], [null, [['of yesterday']]]);
+  assert.deepEqual((await rows()).map(it => it.records[0].value).sort(), ['of yesterday', 'typed']);
+  page.keeper.close();
+});

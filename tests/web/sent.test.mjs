@@ -154,3 +154,31 @@ test('a save that is never sent has sent no text', async () => {
   assert.deepEqual(names(two.found), [['body']]);
   await two.leaves();
 });
+
+/** Away to another page, and back from the back/forward cache. */
+async function backAndForth() {
+  for (const name of ['pagehide', 'pageshow']) window.dispatchEvent(Object.assign(new window.Event(name), { persisted: true }));
+  await settled();
+}
+
+test('a page that comes back keeps what was typed after its form was sent', async () => {
+  const one = await keep(show(html()), { saved: () => 'v2' }), { form } = one.fields;
+  person.types(form.elements.title, 'sent');
+  person.types(form.elements.body, 'sent');
+  submit(form);
+  person.types(form.elements.body, 'sent and more');
+  await backAndForth();
+  await one.crash();
+  assert.deepEqual((await rows()).flatMap(it => it.records.map(it => [it.name, it.base, it.value])), [['body', 'sent', 'sent and more']]);
+});
+
+test('a page that comes back from a button whose handler stores only a part leaves its text to the next visit', async () => {
+  const one = await keep(show(html()), { saved: () => 'v2' }), { form } = one.fields;
+  person.types(form.elements.body, 'typed');
+  submit(form, form.querySelectorAll('button')[2]);
+  await backAndForth();
+  await one.crash();
+  const two = await keep(show(html()), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
+  assert.deepEqual(two.found.map(it => it.fields), [{ body: ['typed'] }]);
+  await two.end();
+});
