@@ -602,6 +602,8 @@ function hearPage(all) {
 const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
+const kindOf = name => name.replace(/\d+/g, '#');
+const LISTED = /\d|\[\]/;   // the name of a field of a list
 const isRich = field => field.hasAttribute('contenteditable');
 
 /** As the browser does when a person types: React hears of no value that a script writes by the property of the field itself. */
@@ -609,17 +611,18 @@ const puts = (field, name, value) => Reflect.set(Object.getPrototypeOf(field), n
 
 /** One value of a form: a text, a tick, an option of several, or the choice among radio buttons. */
 class Place {
-  constructor(form, field, option = null) {
-    Object.assign(this, { form, field, option, name: nameOf(field), node: option ?? field });
+  constructor(form, field, option, beside) {
+    Object.assign(this, { form, field, option, beside, name: nameOf(field), node: option ?? field });
     this.mark = option ? option.value : field.type === 'checkbox' ? field.value : null;
   }
 
-  /** The key of its row: rows may come and go. */
+  /** The key of its row: rows may come and go. A row ends where the next field of its kind stands; where there is none, an id may be one of the form. */
   get row() {
-    const { field, form } = this, keyed = field.closest('[data-keep]');
+    const { field, form, beside } = this, keyed = field.closest('[data-keep]');
     if (keyed) return keyed.getAttribute('data-keep');
-    for (let at = field.parentElement; at && at !== form; at = at.parentElement) {
-      const ids = [...at.querySelectorAll('input[type=hidden]')].filter(it => it.form === form && ROW_ID.test(it.name));
+    const isKey = ({ name }) => ROW_ID.test(name) && (beside.length || !LISTED.test(this.name) || LISTED.test(name));
+    for (let at = field.parentElement; at && at !== form && !beside.some(it => at.contains(it)); at = at.parentElement) {
+      const ids = [...at.querySelectorAll('input[type=hidden]')].filter(it => it.form === form && isKey(it));
       if (ids.length) return ids.length === 1 ? ids[0].value : '';
     }
     return '';
@@ -702,14 +705,19 @@ export class Fields extends Typed {
     return !this.#secrets.has(nameOf(field)) && !NEVER.includes(field.type) && ('value' in field || isRich(field)) && !field.closest('[data-doclock-keep=no]');
   }
 
-  /** The places with this name, or all. */
+  /** The places with this name, or all; each knows the fields of its kind before and after it. */
   #places(name) {
-    const radios = new Set();
-    return [...this.#elements, ...this.#rich].filter(it => (name === undefined || nameOf(it) === name) && this.#isKept(it)).flatMap(field => {
-      if (field.type === 'select-multiple') return [...field.options].map(it => new Place(this.form, field, it));
+    const radios = new Set(), last = new Map(), kind = name && kindOf(name);
+    const places = [...this.#elements, ...this.#rich].filter(it => (!kind || kindOf(nameOf(it)) === kind) && this.#isKept(it)).flatMap(field => {
       if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
-      return [new Place(this.form, field)];
+      const key = kindOf(nameOf(field)) + (field.type === 'checkbox' ? '=' + field.value : ''), before = last.get(key), it = { field, beside: [] };
+      if (field.type !== 'hidden') {
+        if (before) it.beside.push(before.field) && before.beside.push(field);
+        last.set(key, it);
+      }
+      return (field.type === 'select-multiple' ? [...field.options] : [null]).map(option => new Place(this.form, field, option, it.beside));
     });
+    return name ? places.filter(it => it.name === name) : places;
   }
 
   /** Those that the page cannot tell apart but by their order. */
@@ -767,7 +775,7 @@ export class Fields extends Typed {
       const place = this.#find(record), before = this.records.get(idOf(record));
       if (!place || put.get(record) === place.node) return Boolean(place);   // a handler may give it another form
       // A name of a list, or with a number, may be that of another row by now; otherwise the person has seen what is stored beside the typed text.
-      const isSure = record.of === 1 && (record.row || !/\d|\[\]/.test(record.name)), isBase = this.hasBase(record);
+      const isSure = record.of === 1 && (record.row || !LISTED.test(record.name)), isBase = this.hasBase(record);
       const base = isBase ? record.base : this.#storedIn(place, record);
       if (!isSure && !same(place.value, record.value) && !isBase) return false;
       put.set(record, place.node);

@@ -368,3 +368,44 @@ test('a write and a read that have failed are repeated', async () => {
   assert.deepEqual((await rows()).map(it => it.records[0].value).sort(), ['of yesterday', 'typed']);
   page.keeper.close();
 });
+
+test('an id around the rows is the key of none, and a row without an id has none of its neighbour', async () => {
+  const row = (n, text, id = '') => `<tr><td>${id && `<input type=hidden name="items[${n}].id" value="${id}">`}<input name="items[${n}].note" value="${text}"></td></tr>`;
+  const order = rows => `<div><input type=hidden name=orderId value=17><table>${rows.join('')}</table></div>`;
+  const types = n => form => person.types(form[`items[${n}].note`], 'typed');
+  const notes = form => [0, 1, 2].map(n => document.getElementById('form').elements[`items[${n}].note`]?.value);
+  // The second row is another one by now; also if there was only one.
+  let { left } = await across(order([row(0, 'a'), row(1, 'b')]), types(1), order([row(0, 'a'), row(1, 'new'), row(2, 'b')]));
+  assert.deepEqual([left, notes()], [{ 'items[1].note': ['typed'] }, ['a', 'new', 'b']]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'new'), row(1, 'a')])));
+  assert.deepEqual([left, notes()], [{ 'items[0].note': ['typed'] }, ['new', 'a', undefined]]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'new')])));
+  assert.deepEqual([left, notes()], [{ 'items[0].note': ['typed'] }, ['new', undefined, undefined]]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'a')])));
+  assert.deepEqual([left, notes()], [{}, ['typed', undefined, undefined]]);
+  // One stored row, and a new one; the new one is stored by somebody else, in another way.
+  ({ left } = await across(order([row(0, 'a', 5), row(1, '')]), types(1), order([row(0, 'a', 5), row(1, 'b', 6)])));
+  assert.deepEqual([left, notes()], [{ 'items[1].note': ['typed'] }, ['a', 'b', undefined]]);
+  ({ left } = await across(order([row(0, 'a', 5), row(1, '')]), types(0), order([row(0, 'of a colleague', 5), row(1, 'b', 6)])));
+  assert.deepEqual([left, notes()], [{}, ['typed', 'b', undefined]]);
+  const same = (id, text) => `<p>${id && `<input type=hidden name="rows[][id]" value=${id}>`}<input name="rows[][text]" value="${text}"><input type=checkbox name="rows[][tags]" value=x><input type=checkbox name="rows[][tags]" value=y></p>`;
+  const ticks = form => { person.types(form['rows[][text]'][1], 'typed'); person.ticks(form['rows[][tags]'][1]); };
+  ({ left } = await across(`<div>${same(1, 'a') + same('', '')}</div>`, ticks, `<div>${same(1, 'a') + same(2, '') + same('', '')}</div>`));
+  assert.deepEqual([left, value('rows[][text]'), value('rows[][tags]')], [{}, ['a', '', 'typed'], [false, true, false, false, false, false]]);
+});
+
+test('a key in a long list looks at each row once, whether it has an id or not', async () => {
+  const rows = Array.from({ length: 200 }, (_, n) => `<tr><td>${n % 2 ? '' : `<input type=hidden name="rows[][id]" value=${n}>`}</td><td><input name="rows[][text]"></td></tr>`);
+  const form = show(`<table>${rows.join('')}</table>`), fields = new Fields(form), { querySelectorAll } = window.Element.prototype;
+  fields.listen();
+  let found = 0;
+  window.Element.prototype.querySelectorAll = function (...all) {
+    const list = querySelectorAll.apply(this, all);
+    found += list.length;
+    return list;
+  };
+  try { person.types(form.querySelectorAll('[name="rows[][text]"]')[100], 'typed'); } finally { window.Element.prototype.querySelectorAll = querySelectorAll; }
+  fields.close();
+  assert.deepEqual([...fields.records.values()].map(it => it.row), ['100']);
+  assert.ok(found < 1_000, `${found} fields were looked at`);
+});
