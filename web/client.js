@@ -877,7 +877,8 @@ export class Fields extends Typed {
   #hear(target) {
     if (!this.#hears(target) || !this.#isKept(target)) return;
     this.#take(target);
-    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target, true));   // a mask may write it in another way
+    // A mask may write it in another way; and another element may know its value only now.
+    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target, target.matches('input, textarea, select') || isRich(target)));
   }
 
   #take(target, isLater = false) {
