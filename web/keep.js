@@ -184,7 +184,10 @@ class Keeper {
     const typed = this.#typed = source instanceof Typed ? source : new Told(source), { form } = typed;
     typed.hears.add(this.#hears);
     if (form) {
-      own(form, 'ownerDocument').addEventListener('submit', event => {
+      const root = own(form, 'getRootNode')();
+      // Before the page reads the form.
+      root.addEventListener('submit', ({ target }) => { if (target === form) typed.read(); }, { signal, capture: true });
+      root.addEventListener('submit', event => {
         const { submitter } = event;
         if (event.target !== form || event.defaultPrevented || !isPost(form, submitter)) return;
         // A button with a name or an address of its own may have a handler that stores only a part.
