@@ -166,7 +166,7 @@ if (globalThis.document) {
 
 class Keeper {
   problem = null;
-  #lock; #page; #typed; #options; #timer = null;
+  #lock; #page; #typed; #options; #version; #timer = null;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
   #sent = null;         // how the records that are sent were sent: the token, the version, and whether by the form itself
@@ -180,7 +180,7 @@ class Keeper {
 
   constructor(lock, page, source, options) {
     const { signal } = this.#ends, flush = () => this.flush(), sent = new Map();
-    [this.#lock, this.#page, this.#options] = [lock, page, options];
+    [this.#lock, this.#page, this.#options, this.#version] = [lock, page, options, lock.version];
     const typed = this.#typed = source instanceof Typed ? source : new Told(source), { form } = typed;
     typed.hears.add(this.#hears);
     if (form) {
@@ -209,10 +209,15 @@ class Keeper {
     lock.addEventListener('sending', ({ detail }) => sent.has(detail) && this.#sends({}, detail.saves, sent.get(detail)), { signal });
     lock.addEventListener('written', ({ detail: { request, saves } }) => {
       if (saves !== null) this.#sends(null);
+      if (saves) this.#version = lock.version;
       if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
       sent.delete(request);
     }, { signal });
-    lock.addEventListener('change', () => this.#look(), { signal });
+    lock.addEventListener('change', () => {
+      if (!form && !sent.size && lock.version !== this.#version) this.#loads();
+      this.#version = lock.version;
+      this.#look();
+    }, { signal });
     this.#hold();
     keepers.add(this);
     listen();
@@ -235,6 +240,15 @@ class Keeper {
     if (!sent?.isForm || !await this.#page.wasSaved(sent)) return;
     if (records.length && !sent.isWhole && this.#page.person) this.#putAside({ ...own, records });   // the next visit can compare
     this.#typed.saved(values);
+  }
+
+  /** An editor without a form shows another text, by another save than one of this page: nobody has typed it here. */
+  #loads() {
+    const { records } = this.#typed, gone = [...records.values()].filter(it => !this.#typed.shows(it));
+    if (gone.length) this.#setAside();
+    for (const { name } of gone) records.delete(name);
+    this.#typed.notes();
+    if (gone.length) this.#due();
   }
 
   #due() {
@@ -410,7 +424,7 @@ class Keeper {
   #setAside() {
     this.#isDue = true;
     this.#take();
-    this.#options.onkept?.(this.#offer(this.#putAside(this.#own)));
+    this.#options.onkept?.(this.#offer(this.#putAside({ ...this.#own, version: this.#version })));
   }
 
   #putAside(own) {

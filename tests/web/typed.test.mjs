@@ -261,3 +261,30 @@ test('a form in a shadow tree is known as sent', async () => {
   await page.crash();
   assert.equal((await rows())[0].sent?.isForm, true);
 });
+
+test('what an editor without a form has loaded is not typed, and typed text that gives way to it is offered', async () => {
+  let shown = { body: 'a', title: 't' };
+  const page = await keep({ read: () => shown, write: all => { shown = { ...shown, ...all }; } }), { lock, keeper } = page;
+  const loads = (version, all) => {
+    shown = { ...shown, ...all };
+    lock.version = version;
+    lock.dispatchEvent(new window.Event('change'));
+  }, types = body => {
+    shown = { ...shown, body };
+    keeper.changed();
+  }, kept = async () => { await keeper.flush(); return (await rows()).flatMap(it => it.records.map(record => [it.version, record.name, record.base, record.value])); };
+  loads('v2', { title: 'by a colleague' });
+  types('typed');
+  assert.deepEqual(await kept(), [['v2', 'body', 'a', 'typed']]);
+  loads('v3', {});   // the person keeps the text
+  assert.deepEqual([page.found.length, await kept()], [0, [['v2', 'body', 'a', 'typed']]]);
+  loads('v4', { body: 'of a colleague' });
+  assert.deepEqual(page.found.map(it => it.fields), [{ body: 'typed' }]);
+  types('of a colleague, and more');
+  assert.deepEqual((await kept()).sort(), [['v3', 'body', 'a', 'typed'], ['v4', 'body', 'of a colleague', 'of a colleague, and more']]);
+  // A save of its own: more is typed, and told later.
+  lock.saves(true, () => loads('v5', { body: 'of a colleague, and more, and more' }));
+  types('of a colleague, and more, and more!');
+  assert.deepEqual([page.found.length, (await kept()).map(it => it.at(-1)).sort()], [1, ['of a colleague, and more, and more!', 'typed']]);
+  await page.end();
+});
