@@ -358,7 +358,11 @@ class List {
       for (const key of these) this.#due.delete(key);
       const found = await lookAt(this.#base, these, this.#names);   // an event that comes meanwhile makes its document due again
       const shown = these.filter(key => this.#keys.has(key));   // `show` or `close` may have come meanwhile
-      if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
+      try {
+        if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
+      } catch (error) {
+        console.error(error);
+      }
     }
     this.#isLooking = false;
   }
@@ -883,17 +887,19 @@ export class Fields extends Typed {
 
   #take(target, isLater = false) {
     const isRadio = target.type === 'radio';
+    let isChanged = false;
     for (const place of this.#places(nameOf(target)).filter(it => it.field === target || isRadio && it.field.type === 'radio')) {
       const at = this.#recordOf(place), id = idOf(at), known = this.records.get(id), { value } = place;
       const base = known ? known.base : this.#before.has(place.node) ? this.#before.get(place.node) : place.delivered ?? (at.mark === null ? '' : false);
       if (known && same(known.value, value) || isLater && !known) continue;
-      if (same(value, base)) isLater || this.records.delete(id);   // what a script takes back is not lost
+      if (same(value, base)) isChanged = !isLater && this.records.delete(id) || isChanged;   // what a script takes back is not lost
       else {
+        isChanged = true;
         this.records.set(id, { ...at, base, value });
         this.#ids.set(place.node, id);
       }
     }
-    this.changed();
+    if (isChanged) this.changed();
   }
 
   // -- opening and closing

@@ -114,12 +114,14 @@ class Told extends Typed {
   close() {}
 
   hear() {
+    let isChanged = false;
     for (const [name, value] of Object.entries(this.#read())) {
       const known = this.records.get(name), base = known ? known.base : Object.hasOwn(this.#before, name) ? this.#before[name] : undefined;
-      if (same(value, base)) this.records.delete(name);
-      else if (!same(known?.value, value)) this.records.set(name, { name, base, value });
+      if (same(known ? known.value : base, value)) continue;
+      isChanged = true;
+      same(value, base) ? this.records.delete(name) : this.records.set(name, { name, base, value });
     }
-    this.changed();
+    if (isChanged) this.changed();
   }
 
   stored({ name }) { return this.records.get(name)?.base ?? this.#read()[name]; }
