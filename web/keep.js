@@ -239,7 +239,7 @@ class Keeper {
   async #comesBack() {
     this.#hold();
     const sent = this.#sent, values = this.#values, own = this.#own, records = own?.records.filter(it => it.isSent) ?? [];
-    if (!sent?.isForm || !await this.#page.wasSaved(sent)) return;
+    if (!sent?.isForm || !await this.#page.wasSaved(sent) || this.#ends.signal.aborted) return;
     if (records.length && !sent.isWhole && this.#page.person) this.#putAside({ ...own, records });   // the next visit can compare
     this.#typed.saved(values);
   }
@@ -297,6 +297,9 @@ class Keeper {
   forgets(person) {
     if (this.#page.person !== person && person) return;
     this.#isForgotten = true;
+    // A write of this page may have come after the one that has cleared the texts.
+    const texts = [{ person: this.#page.person, url: this.#lock.url, id: this.#id }, ...this.#offers.keys()];
+    for (const text of texts) if (text.person) remove(text).catch(() => {});
     for (const offer of this.#offers.values()) offer.isGone = true;
     this.#offers.clear();
     keepers.delete(this);

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { Fields, Lock, forgetAll, keep, keeping, person, rows, show, sleep, window } from './page.mjs';
+import { Fields, Lock, forgetAll, keep, keeping, person, rows, settled, show, sleep, window } from './page.mjs';
 
 const value = name => [...document.querySelectorAll(`#form [name="${name}"]`)].map(it => it.type === 'checkbox' ? it.checked : it.value);
 
@@ -408,4 +408,15 @@ test('a key in a long list looks at each row once, whether it has an id or not',
   fields.close();
   assert.deepEqual([...fields.records.values()].map(it => it.row), ['100']);
   assert.ok(found < 1_000, `${found} fields were looked at`);
+});
+
+test('a write of another tab that comes just after clearKept is deleted by that tab', async () => {
+  const page = await keep(show('<input name=a>'));
+  person.types(page.fields.form.elements.a, 'typed');
+  await page.keeper.flush();
+  // This tab hears of it after its write.
+  new BroadcastChannel('doclock-kept').postMessage('alice');
+  await sleep(50);
+  await settled();
+  assert.deepEqual(await rows(), []);
 });
