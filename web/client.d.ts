@@ -411,7 +411,7 @@ export class DocLock extends EventTarget {
    * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all. `saves`:
    * whether a write stores the text of the page (default: true, and `false` for a PATCH); say `false` for a comment or an attachment, so
    * that the text stays kept, or the names of the fields that are saved. `lock_token`, `tab` and `version` are taken out of the address: the headers say them. A save that names a
-   * version waits for the one before.
+   * version waits for the one before. It saves what the page shows at the call, and nothing that is typed after it.
    */
   fetch(
     url: RequestInfo | URL,

@@ -711,8 +711,8 @@ export class Fields extends Typed {
 
   /** The places with this name, or all; each knows the fields of its kind before and after it. */
   #places(name) {
-    const radios = new Set(), last = new Map(), kind = name && kindOf(name);
-    const places = [...this.#elements, ...this.#rich].filter(it => (!kind || kindOf(nameOf(it)) === kind) && this.#isKept(it)).flatMap(field => {
+    const radios = new Set(), last = new Map(), isAll = name === undefined, kind = isAll || kindOf(name);
+    const places = [...this.#elements, ...this.#rich].filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)).flatMap(field => {
       if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
       const key = kindOf(nameOf(field)) + (field.type === 'checkbox' ? '=' + field.value : ''), before = last.get(key), it = { field, beside: [] };
       if (field.type !== 'hidden') {
@@ -721,7 +721,7 @@ export class Fields extends Typed {
       }
       return (field.type === 'select-multiple' ? [...field.options] : [null]).map(option => new Place(this.form, field, option, it.beside));
     });
-    return name ? places.filter(it => it.name === name) : places;
+    return isAll ? places : places.filter(it => it.name === name);
   }
 
   /** Those that the page cannot tell apart but by their order. */

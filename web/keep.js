@@ -211,7 +211,7 @@ class Keeper {
     lock.addEventListener('sending', ({ detail }) => sent.has(detail) && this.#sends({}, detail.saves, sent.get(detail)), { signal });
     lock.addEventListener('written', ({ detail: { request, saves } }) => {
       if (saves !== null) this.#sends(null);
-      if (saves) this.#version = lock.version;
+      this.#version = lock.version;
       if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
       sent.delete(request);
     }, { signal });
@@ -320,7 +320,7 @@ class Keeper {
     clearTimeout(this.#timer);
     this.#timer = null;
     if (!this.#isDue) return;
-    const records = [...this.#typed.records.values()], { version } = this.#lock;
+    const records = [...this.#typed.records.values()].map(it => ({ ...it })), { version } = this.#lock;
     this.#own = records.length ? { version, at: Date.now() - this.#page.ahead, records, sent: this.#sent } : null;
   }
 

@@ -182,3 +182,23 @@ test('a page that comes back from a button whose handler stores only a part leav
   assert.deepEqual(two.found.map(it => it.fields), [{ body: ['typed'] }]);
   await two.end();
 });
+
+test('what is sent while the text is written down is not marked in that text', async () => {
+  const one = await keep(show(html())), { put } = IDBObjectStore.prototype;
+  const puts = [];
+  IDBObjectStore.prototype.put = function (text) {
+    puts.push([text.records[0].isSent ?? false, Boolean(text.sent)]);
+    return put.call(this, text);
+  };
+  try {
+    person.types(one.fields.form.elements.body, 'typed');
+    const written = one.keeper.flush();
+    one.lock.saves(null);
+    await written;
+    await one.keeper.flush();
+  } finally {
+    IDBObjectStore.prototype.put = put;
+  }
+  assert.deepEqual(puts, [[false, false], [true, true]]);
+  await one.end();
+});
