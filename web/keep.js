@@ -171,8 +171,8 @@ class Keeper {
   #lock; #page; #typed; #options; #version; #timer = null;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
-  #sent = null;         // how the records that are sent were sent: the token, the version, and whether by the form itself
-  #values = null;       // with which the form itself was sent
+  #sent = null;         // how the marked records were sent: the token, the version, and whether by the form itself
+  #values = null;       // what the form itself has sent last
   #asides = 0;          // texts of this page that have given way to others
   #isDue = false; #reading = null; #isForgotten = false;
   #offers = new Map();  // by text
@@ -244,7 +244,7 @@ class Keeper {
     this.#typed.saved(values);
   }
 
-  /** An editor without a form shows another text, by another save than one of this page: nobody has typed it here. */
+  /** An editor without a form shows the text of another version: nobody has typed it here. */
   #loads() {
     const { records } = this.#typed, gone = [...records.values()].filter(it => !this.#typed.shows(it));
     if (gone.length) this.#setAside();
@@ -259,7 +259,10 @@ class Keeper {
     this.#timer ??= setTimeout(() => this.flush(), WITHIN_MS);
   }
 
-  /** What was sent before, or is offered, is not told apart any more from these values by what the server knows. `null`: it has answered. */
+  /**
+   * Marks the records with these values as sent; without `how`, an answer has come, and none is. The server knows only that something
+   * was saved under the lock, so what was sent before, or is offered, does not count as saved any more.
+   */
   #sends(how, names = false, values = null) {
     const { token, version } = this.#lock, { records } = this.#typed;
     this.#sent = how && { token, version, ...how };
