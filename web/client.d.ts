@@ -100,7 +100,7 @@ export interface KeptText {
   version: string | null;
   /** Whether the page still shows this version. */
   readonly isCurrent: boolean;
-  /** Whether its form was submitted, and the server does not know of a save of it. It may be stored, or changed by the server. */
+  /** Whether its form was submitted, and it is not known that this text was saved. It may be stored, or changed by the server. */
   submitted: boolean;
   /** The typed values by name: for forms a list, because fields may share a name. A tick or an option is `{ value, on }`. */
   fields: Record<string, unknown>;
@@ -369,7 +369,10 @@ export class DocLock extends EventTarget {
    * with `false` if the person wants to keep them.
    */
   static clearKept(ask?: (count: number) => boolean | Promise<boolean>): Promise<boolean>;
-  /** For a page without the form, to which a save leads: forgets the text that was sent, if the server knows that it was saved. `doclock-saved` does the same. */
+  /**
+   * For a page without the form, to which a save leads: forgets the text that was sent, if the server knows of a save under its lock, and
+   * the button had no `name` and no `formaction`. `doclock-saved` does the same.
+   */
   static settleKept(url: string | URL): Promise<void>;
   /**
    * Asks what became of a form that the browser has sent with this token and version: resolves with the version that was saved under
@@ -408,7 +411,7 @@ export class DocLock extends EventTarget {
    * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all. `saves`:
    * whether a write stores the text of the page (default: true, and `false` for a PATCH); say `false` for a comment or an attachment, so
    * that the text stays kept, or the names of the fields that are saved. `lock_token`, `tab` and `version` are taken out of the address: the headers say them. A save that names a
-   * version waits for the one before.
+   * version waits for the one before. It saves what the page shows at the call, and nothing that is typed after it.
    */
   fetch(
     url: RequestInfo | URL,

@@ -229,6 +229,7 @@ function lossIn({ status, body }) {
 }
 
 const REFUSALS = [401, 409, 412, 423];   // perhaps because of a lock
+const isRefusal = status => status >= 400 && status < 500;   // nothing is stored; after another answer, that is not known
 
 const PERSON_CHANGED = {
   status: 409, code: 'person_changed', title: 'Conflict',
@@ -357,7 +358,11 @@ class List {
       for (const key of these) this.#due.delete(key);
       const found = await lookAt(this.#base, these, this.#names);   // an event that comes meanwhile makes its document due again
       const shown = these.filter(key => this.#keys.has(key));   // `show` or `close` may have come meanwhile
-      if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
+      try {
+        if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
+      } catch (error) {
+        console.error(error);
+      }
     }
     this.#isLooking = false;
   }
@@ -601,6 +606,8 @@ function hearPage(all) {
 const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
+const kindOf = name => name.replace(/\d+/g, '#');
+const LISTED = /\d|\[\]/;   // the name of a field of a list
 const isRich = field => field.hasAttribute('contenteditable');
 
 /** As the browser does when a person types: React hears of no value that a script writes by the property of the field itself. */
@@ -608,17 +615,18 @@ const puts = (field, name, value) => Reflect.set(Object.getPrototypeOf(field), n
 
 /** One value of a form: a text, a tick, an option of several, or the choice among radio buttons. */
 class Place {
-  constructor(form, field, option = null) {
-    Object.assign(this, { form, field, option, name: nameOf(field), node: option ?? field });
+  constructor(form, field, option, beside) {
+    Object.assign(this, { form, field, option, beside, name: nameOf(field), node: option ?? field });
     this.mark = option ? option.value : field.type === 'checkbox' ? field.value : null;
   }
 
-  /** The key of its row: rows may come and go. */
+  /** The key of its row: rows may come and go. A row ends where the next field of its kind stands; where there is none, an id may be one of the form. */
   get row() {
-    const { field, form } = this, keyed = field.closest('[data-keep]');
+    const { field, form, beside } = this, keyed = field.closest('[data-keep]');
     if (keyed) return keyed.getAttribute('data-keep');
-    for (let at = field.parentElement; at && at !== form; at = at.parentElement) {
-      const ids = [...at.querySelectorAll('input[type=hidden]')].filter(it => it.form === form && ROW_ID.test(it.name));
+    const isKey = ({ name }) => ROW_ID.test(name) && (beside.length || !LISTED.test(this.name) || LISTED.test(name));
+    for (let at = field.parentElement; at && at !== form && !beside.some(it => at.contains(it)); at = at.parentElement) {
+      const ids = [...at.querySelectorAll('input[type=hidden]')].filter(it => it.form === form && isKey(it));
       if (ids.length) return ids.length === 1 ? ids[0].value : '';
     }
     return '';
@@ -701,14 +709,19 @@ export class Fields extends Typed {
     return !this.#secrets.has(nameOf(field)) && !NEVER.includes(field.type) && ('value' in field || isRich(field)) && !field.closest('[data-doclock-keep=no]');
   }
 
-  /** The places with this name, or all. */
+  /** The places with this name, or all; each knows the fields of its kind before and after it. */
   #places(name) {
-    const radios = new Set();
-    return [...this.#elements, ...this.#rich].filter(it => (name === undefined || nameOf(it) === name) && this.#isKept(it)).flatMap(field => {
-      if (field.type === 'select-multiple') return [...field.options].map(it => new Place(this.form, field, it));
+    const radios = new Set(), last = new Map(), isAll = name === undefined, kind = isAll || kindOf(name);
+    const places = [...this.#elements, ...this.#rich].filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)).flatMap(field => {
       if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
-      return [new Place(this.form, field)];
+      const key = kindOf(nameOf(field)) + (field.type === 'checkbox' ? '=' + field.value : ''), before = last.get(key), it = { field, beside: [] };
+      if (field.type !== 'hidden') {
+        if (before) it.beside.push(before.field) && before.beside.push(field);
+        last.set(key, it);
+      }
+      return (field.type === 'select-multiple' ? [...field.options] : [null]).map(option => new Place(this.form, field, option, it.beside));
     });
+    return isAll ? places : places.filter(it => it.name === name);
   }
 
   /** Those that the page cannot tell apart but by their order. */
@@ -739,6 +752,12 @@ export class Fields extends Typed {
     return Boolean(place) && same(place.value, record.value);
   }
 
+  /** True if the field has the value on which this text was typed, or was delivered with it; `null` if the field is gone. */
+  hasBase(record) {
+    const place = this.#find(record), isBase = it => same(lines(it), lines(record.base));
+    return place && (isBase(this.#storedIn(place, record)) || !this.records.has(idOf(record)) && isBase(place.delivered));
+  }
+
   /** True if the browser has put this text of an earlier visit over the one that was delivered. */
   isFilled(record) {
     const delivered = this.#find(record)?.delivered;
@@ -751,7 +770,7 @@ export class Fields extends Typed {
   }
 
   /** As typed, in a text of an earlier page whose values this page shows. */
-  adopt(records) { for (const it of records) if (!this.records.has(idOf(it))) this.records.set(idOf(it), { ...it }); }
+  adopt(records) { for (const it of records) if (!this.records.has(idOf(it))) this.records.set(idOf(it), { ...it, isSent: false }); }
 
   /** Puts texts back, each into its own field. Returns those whose field is gone or has another stored value. */
   put(records) {
@@ -760,9 +779,9 @@ export class Fields extends Typed {
       const place = this.#find(record), before = this.records.get(idOf(record));
       if (!place || put.get(record) === place.node) return Boolean(place);   // a handler may give it another form
       // A name of a list, or with a number, may be that of another row by now; otherwise the person has seen what is stored beside the typed text.
-      const isSure = record.of === 1 && (record.row || !/\d|\[\]/.test(record.name)), isBase = it => same(lines(it), lines(record.base));
-      const stored = this.#storedIn(place, record), base = isBase(stored) || !before && isBase(place.delivered) ? record.base : stored;
-      if (!isSure && !same(place.value, record.value) && !isBase(base)) return false;
+      const isSure = record.of === 1 && (record.row || !LISTED.test(record.name)), isBase = this.hasBase(record);
+      const base = isBase ? record.base : this.#storedIn(place, record);
+      if (!isSure && !same(place.value, record.value) && !isBase) return false;
       put.set(record, place.node);
       this.#ids.set(place.node, idOf(record));
       // What is stored already is no text that waits to be saved.
@@ -862,22 +881,25 @@ export class Fields extends Typed {
   #hear(target) {
     if (!this.#hears(target) || !this.#isKept(target)) return;
     this.#take(target);
-    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target, true));   // a mask may write it in another way
+    // A mask may write it in another way; and another element may know its value only now.
+    setTimeout(() => this.#listening && this.#hears(target) && this.#take(target, target.matches('input, textarea, select') || isRich(target)));
   }
 
   #take(target, isLater = false) {
     const isRadio = target.type === 'radio';
+    let isChanged = false;
     for (const place of this.#places(nameOf(target)).filter(it => it.field === target || isRadio && it.field.type === 'radio')) {
       const at = this.#recordOf(place), id = idOf(at), known = this.records.get(id), { value } = place;
       const base = known ? known.base : this.#before.has(place.node) ? this.#before.get(place.node) : place.delivered ?? (at.mark === null ? '' : false);
       if (known && same(known.value, value) || isLater && !known) continue;
-      if (same(value, base)) isLater || this.records.delete(id);   // what a script takes back is not lost
+      if (same(value, base)) isChanged = !isLater && this.records.delete(id) || isChanged;   // what a script takes back is not lost
       else {
+        isChanged = true;
         this.records.set(id, { ...at, base, value });
         this.#ids.set(place.node, id);
       }
     }
-    this.changed();
+    if (isChanged) this.changed();
   }
 
   // -- opening and closing
@@ -1513,21 +1535,22 @@ class PageLock {
     return Boolean(this.token) && !this.ending;
   }
 
-  async fetch(url, init, how, others) {
-    const locks = [...new Set([this, ...others])], send = () => this.#sendInTurn(url, init, locks, how);
-    if (!this.version) return send();
+  async fetch(url, init, { releases, saves }, others) {
+    const locks = [...new Set([this, ...others])], isWrite = !/^(get|head)$/i.test(init.method ?? url.method ?? 'get');
+    const request = { isWrite, releases, saves: isWrite && saves }, send = () => this.#sendInTurn(url, init, locks, request);
+    if (isWrite) this.#tell('writing', request);   // its body is what the page shows now
     // Two saves at once would name the same version, and the second one would meet the first.
-    const done = this.#saves.then(send);
-    this.#saves = done.catch(() => {});
-    return done;
+    const done = this.version ? this.#saves.then(send) : send();
+    if (this.version) this.#saves = done.catch(() => {});
+    return done.finally(() => request.isSent || this.#tell('written', { request, saves: null }));
   }
 
-  async #sendInTurn(url, init, locks, how) {
-    if (!how.releases) return this.#send(url, init, locks, how);
+  async #sendInTurn(url, init, locks, request) {
+    if (!request.releases) return this.#send(url, init, locks, request);
     for (const lock of locks) lock.#releasing++;
     try {
       // In order: a viewer that comes before the answer acquires the lock after that.
-      const send = () => this.#send(url, init, locks, how);
+      const send = () => this.#send(url, init, locks, request);
       const paths = [...new Set(locks.map(lock => lock.url))].sort();   // so that two requests never wait for each other
       return await paths.reduce((send, path) => () => inOrder(path, send), send)();
     } finally {
@@ -1542,8 +1565,9 @@ class PageLock {
   // For a request of another library. `saved` or `refused` ends it, or else the next one.
   headers() {
     this.#need();
-    this.#answered(false);
-    this.#tell('writing', this.#foreign = {});
+    this.#answered(null);
+    this.#foreign = { saves: true };
+    for (const name of ['writing', 'sending']) this.#tell(name, this.#foreign);
     return {
       'Lock-Token': `<urn:uuid:${this.token}>`, 'Doclock-Tab': tabId, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(idleMs()),
       ...this.#person && { 'Doclock-Person': this.#person }, ...this.version && { 'If-Match': `"${this.version}"` },
@@ -1572,23 +1596,23 @@ class PageLock {
     return whole.href;
   }
 
-  async #send(url, init, locks, { releases, saves }) {
+  async #send(url, init, locks, request) {
     const tokens = locks.map(lock => lock.token), all = new Headers(init.headers ?? url.headers);   // or a Request
     for (const lock of locks) lock.#need();
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
     if (this.#personAt(url)) all.set('Doclock-Person', this.#person);
     all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
-    const writes = !/^(get|head)$/i.test(init.method ?? url.method ?? 'get');
-    const named = locks.length === 1 && this.version;
-    if (named && writes && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
-    const request = {}, isSave = writes && saves;
-    if (isSave) this.#tell('writing', request);
-    let isDone = false;
+    const { isWrite, releases, saves } = request, named = locks.length === 1 && this.version;
+    if (named && isWrite && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
+    request.isSent = true;
+    if (isWrite) this.#tell('sending', request);
+    let told = null;   // what is saved, if that is known
     const sent = fetch(url, { ...init, headers: all }).then(response => {
-      isDone = response.ok && !response.redirected;   // a redirect may lead to a login page
-      if (isDone && writes && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
+      const { ok, status, redirected } = response;   // a redirect may lead to a login page
+      if (!redirected) told = ok ? saves : isRefusal(status) ? false : null;
+      if (ok && !redirected && isWrite && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
       return response;
-    }).finally(() => isSave && this.#tell('written', { request, saves: isDone && saves }));
+    }).finally(() => isWrite && this.#tell('written', { request, saves: told }));
     for (const lock of locks) lock.#sent.add(sent);
     const response = await sent.finally(() => { for (const lock of locks) lock.#sent.delete(sent); });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
@@ -1604,7 +1628,7 @@ class PageLock {
 
   /** Believes a refusal of a request with this lock. Returns whether it may have been one because of the lock. */
   async refused({ status, body }) {
-    this.#answered(false);
+    this.#answered(isRefusal(status) ? false : null);
     if (!REFUSALS.includes(status)) return false;
     if (body.code === 'stale_copy') this.#tell('stale', { version: body.version });
     else if (status === 401 || body.state === 'lost') this.#lose(lossIn({ status, body }));

@@ -21,7 +21,7 @@ declare global {
     'doclock-saved': HTMLElement;
   }
   interface HTMLElementEventMap {
-    /** At the form: a text of it is about to be sent. An editor of the page writes its text into its field. */
+    /** At the form, which is about to be submitted, before the handlers of the page: an editor of the page writes its text into its field. Also at a write by `fetch` of the lock, whose body is made already. */
     'doclock-read': CustomEvent<null>;
     /** At the form, which is closed or opened: an editor of the page does the same. */
     'doclock-close': CustomEvent<{ isClosed: boolean }>;

@@ -154,6 +154,7 @@ class Editing {
   stale = null;              // the version that is stored instead of the one in this form; '' if it is not known
   #form; #element; #draw; #explain; #isLazy; #keeper = null;
   #kept = null; #saved = null; #sent = null; #asksAbout = null; #isNews = false; #hasAsked = false; #isAsking = false; #writesTo = null;
+  #differences = null;       // of the first kept text
   #passing = null;           // a save under way that hands the document over: its request, if a script sends it
   #arrives = false;          // this page follows such a save
   #began = performance.now(); #submitted = -Infinity; #left = -Infinity;
@@ -212,7 +213,7 @@ class Editing {
     const sent = new Map();
     this.lock.addEventListener('writing', ({ detail }) => {
       sent.set(detail, this.fields.values);
-      if (this.#passing) this.#passing.request ??= detail;
+      if (this.#passing && detail.saves) this.#passing.request ??= detail;
     });
     this.lock.addEventListener('written', ({ detail: { request, saves } }) => {
       if (saves && sent.has(request)) this.#isSaved(sent.get(request), saves);
@@ -224,6 +225,7 @@ class Editing {
   }
 
   #isSaved(values, names) {
+    this.#differences = null;
     this.fields.saved(values, names);
     if (names === true) this.#element.removeAttribute('unsaved');
   }
@@ -273,6 +275,13 @@ class Editing {
   }
 
   get isNews() { return this.#isNews; }
+  /** As of its offer, or of a later save: not at each key. */
+  get differences() {
+    const [text] = this.kept;
+    if (!text) return [];
+    if (this.#differences?.text !== text) this.#differences = { text, all: text.differences };
+    return this.#differences.all;
+  }
   get isOpen() { return Boolean(this.lock.token) && this.stale === null; }
   /** True if a text that was typed earlier can be put into the fields. */
   get takesText() { return this.#isLazy || this.isOpen; }
@@ -373,7 +382,7 @@ class Editing {
   }
 
   shows(version) {
-    [this.stale, this.#saved] = [null, null];
+    [this.stale, this.#saved, this.#differences] = [null, null, null];
     this.lock.version = version;
     this.#draw();
   }
@@ -704,7 +713,7 @@ class DocLockForm extends Base {
       put(parts[name], say(this, name));
       reveal(parts[name], Boolean(text) && !(name === 'restore' && (text.isLeft || !this.#editing.takesText)));
     }
-    const rows = text?.differences.flatMap(({ label, kept, now }) => [
+    const rows = this.#editing?.differences.flatMap(({ label, kept, now }) => [
       make('dt', { textContent: label }), make('dd', { textContent: kept, tabIndex: 0 }),
       ...now ? [make('dd', { textContent: say(this, 'now', { now }), tabIndex: 0 })] : []]) ?? [];
     if (parts.differences.textContent !== rows.map(row => row.textContent).join('')) parts.differences.replaceChildren(...rows);

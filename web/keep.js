@@ -80,11 +80,14 @@ async function clean(now) {
   if (old.length) await within('readwrite', store => { for (const it of old) store.delete(keyOf(it)); });
 }
 
-/** The text without what the server has saved, if it was sent; `null` if nothing is left. */
-async function unsaved(text, wasSaved) {
-  if (!text.sent || !await wasSaved(text.sent)) return text;
-  const records = text.records.filter(it => !it.isSent), left = { ...text, records, sent: null };
-  await (records.length ? put(left) : remove(text));
+/**
+ * The text without what the server has stored; `null` if nothing is left. The server knows that something was saved under the lock,
+ * and not what: a field that is as it was before was not. Where nothing can be compared, the whole form must have been sent.
+ */
+async function unsaved(text, wasSaved, typed = null) {
+  if (!text.records.some(it => it.isSent) || !await wasSaved(text.sent)) return text;
+  const records = text.records.filter(it => !it.isSent || (typed?.hasBase(it) ?? !text.sent.isWhole)), left = { ...text, records };
+  if (records.length < text.records.length) await (records.length ? put(left) : remove(text));
   return records.length ? left : null;
 }
 
@@ -111,18 +114,21 @@ class Told extends Typed {
   close() {}
 
   hear() {
+    let isChanged = false;
     for (const [name, value] of Object.entries(this.#read())) {
       const known = this.records.get(name), base = known ? known.base : Object.hasOwn(this.#before, name) ? this.#before[name] : undefined;
-      if (same(value, base)) this.records.delete(name);
-      else if (!same(known?.value, value)) this.records.set(name, { name, base, value });
+      if (same(known ? known.value : base, value)) continue;
+      isChanged = true;
+      same(value, base) ? this.records.delete(name) : this.records.set(name, { name, base, value });
     }
-    this.changed();
+    if (isChanged) this.changed();
   }
 
   stored({ name }) { return this.records.get(name)?.base ?? this.#read()[name]; }
   shows({ name, value }) { return same(this.#read()[name], value); }
+  hasBase(record) { return same(this.stored(record), record.base); }
   isFilled() { return false; }
-  adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it }); }
+  adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it, isSent: false }); }
 
   put(records) {
     const before = new Map(this.records);
@@ -162,26 +168,33 @@ if (globalThis.document) {
 
 class Keeper {
   problem = null;
-  #lock; #page; #typed; #options; #timer = null;
+  #lock; #page; #typed; #options; #version; #timer = null;
   #id = crypto.getRandomValues(new Uint32Array(4)).join('-');
   #own = null;          // the text as it is to be kept; `null`: there is none
-  #sent = null;         // the token and the version with which it was sent last
+  #sent = null;         // how the marked records were sent: the token, the version, and whether by the form itself
+  #values = null;       // what the form itself has sent last
   #asides = 0;          // texts of this page that have given way to others
-  #isDue = false; #reading = null; #writing = null; #isTold = false; #isForgotten = false;
-  #offers = new Set();
+  #isDue = false; #reading = null; #isForgotten = false;
+  #offers = new Map();  // by text
   #ends = new AbortController();
   #release = () => {};
   #hears = () => this.#due();
 
   constructor(lock, page, source, options) {
     const { signal } = this.#ends, flush = () => this.flush(), sent = new Map();
-    [this.#lock, this.#page, this.#options] = [lock, page, options];
+    [this.#lock, this.#page, this.#options, this.#version] = [lock, page, options, lock.version];
     const typed = this.#typed = source instanceof Typed ? source : new Told(source), { form } = typed;
     typed.hears.add(this.#hears);
     if (form) {
-      own(form, 'ownerDocument').addEventListener('submit', event => {
-        if (event.target !== form || event.defaultPrevented || !isPost(form, event.submitter)) return;
-        this.#sends(true);
+      const root = own(form, 'getRootNode')();
+      // Before the page reads the form.
+      root.addEventListener('submit', ({ target }) => { if (target === form) typed.read(); }, { signal, capture: true });
+      root.addEventListener('submit', event => {
+        const { submitter } = event;
+        if (event.target !== form || event.defaultPrevented || !isPost(form, submitter)) return;
+        // A button with a name or an address of its own may have a handler that stores only a part.
+        const isWhole = !submitter?.name && !submitter?.hasAttribute('formaction');
+        this.#sends({ isForm: true, isWhole }, true, this.#values = typed.values);
         this.flush();
       }, { signal });
     }
@@ -194,13 +207,19 @@ class Keeper {
     lock.addEventListener('writing', ({ detail }) => {
       typed.read();
       sent.set(detail, typed.values);
-      this.#sends(false);
     }, { signal });
+    lock.addEventListener('sending', ({ detail }) => sent.has(detail) && this.#sends({}, detail.saves, sent.get(detail)), { signal });
     lock.addEventListener('written', ({ detail: { request, saves } }) => {
+      if (saves !== null) this.#sends(null);
+      this.#version = lock.version;
       if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
       sent.delete(request);
     }, { signal });
-    lock.addEventListener('change', () => this.#look(), { signal });
+    lock.addEventListener('change', () => {
+      if (!form && !sent.size && lock.version !== this.#version) this.#loads();
+      this.#version = lock.version;
+      this.#look();
+    }, { signal });
     this.#hold();
     keepers.add(this);
     listen();
@@ -219,8 +238,19 @@ class Keeper {
 
   async #comesBack() {
     this.#hold();
-    const sent = this.#sent, values = this.#typed.values;
-    if (sent?.isForm && await this.#page.wasSaved(sent)) this.#typed.saved(values);
+    const sent = this.#sent, values = this.#values, own = this.#own, records = own?.records.filter(it => it.isSent) ?? [];
+    if (!sent?.isForm || !await this.#page.wasSaved(sent) || this.#ends.signal.aborted) return;
+    if (records.length && !sent.isWhole && this.#page.person) this.#putAside({ ...own, records });   // the next visit can compare
+    this.#typed.saved(values);
+  }
+
+  /** An editor without a form shows the text of another version: nobody has typed it here. */
+  #loads() {
+    const { records } = this.#typed, gone = [...records.values()].filter(it => !this.#typed.shows(it));
+    if (gone.length) this.#setAside();
+    for (const { name } of gone) records.delete(name);
+    this.#typed.notes();
+    if (gone.length) this.#due();
   }
 
   #due() {
@@ -229,11 +259,18 @@ class Keeper {
     this.#timer ??= setTimeout(() => this.flush(), WITHIN_MS);
   }
 
-  #sends(isForm) {
-    const { token, version } = this.#lock;
-    this.#sent = { token, version, isForm };
-    for (const record of this.#typed.records.values()) record.isSent = true;
-    this.#isDue = this.#typed.records.size > 0;
+  /**
+   * Marks the records with these values as sent; without `how`, an answer has come, and none is. The server knows only that something
+   * was saved under the lock, so what was sent before, or is offered, does not count as saved any more.
+   */
+  #sends(how, names = false, values = null) {
+    const { token, version } = this.#lock, { records } = this.#typed;
+    this.#sent = how && { token, version, ...how };
+    for (const [id, it] of records) it.isSent = Boolean(names) && (names === true || names.includes(it.name)) && same(values.get(id), it.value);
+    for (const text of how ? this.#offers.keys() : []) {
+      if (text.sent?.token) put(Object.assign(text, { sent: { ...text.sent, token: null } })).catch(error => this.#report(error));
+    }
+    if (records.size) this.#due();
   }
 
   /** The page tells of an editor of its own. */
@@ -263,7 +300,10 @@ class Keeper {
   forgets(person) {
     if (this.#page.person !== person && person) return;
     this.#isForgotten = true;
-    for (const text of this.#offers) text.isGone = true;
+    // A write of this page may have come after the one that has cleared the texts.
+    const texts = [{ person: this.#page.person, url: this.#lock.url, id: this.#id }, ...this.#offers.keys()];
+    for (const text of texts) if (text.person) remove(text).catch(() => {});
+    for (const offer of this.#offers.values()) offer.isGone = true;
     this.#offers.clear();
     keepers.delete(this);
     this.#stop();
@@ -283,30 +323,25 @@ class Keeper {
     clearTimeout(this.#timer);
     this.#timer = null;
     if (!this.#isDue) return;
-    const records = [...this.#typed.records.values()], { version } = this.#lock;
+    const records = [...this.#typed.records.values()].map(it => ({ ...it })), { version } = this.#lock;
     this.#own = records.length ? { version, at: Date.now() - this.#page.ahead, records, sent: this.#sent } : null;
   }
 
-  // One write at a time, and then one more if something has come meanwhile.
-  #write() {
+  // At once: a page that is left waits for nothing, and the database itself keeps the order.
+  async #write() {
     if (!this.#page.person) return this.#reading;   // and then
-    return this.#writing ??= this.#writeAll().finally(() => { this.#writing = null; });
-  }
-
-  async #writeAll() {
+    const own = this.#own, record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...own };
+    this.#isDue = false;
     try {
-      do {
-        this.#isDue = false;
-        const record = { person: this.#page.person, url: this.#lock.url, id: this.#id, ...this.#own };
-        const typed = this.#own?.records.map(it => JSON.stringify(it.value)) ?? [];
-        if (new Blob(typed).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
-        await within('readwrite', store => {
-          if (!this.#isForgotten) this.#own ? store.put(record) : store.delete(keyOf(record));
-        });
-      } while (this.#isDue);
-      if (this.problem) this.#tell(null);
+      const typed = own?.records.map(it => JSON.stringify(it.value)) ?? [];
+      if (new Blob(typed).size > LONGEST) throw new DOMException('the text is longer than 1 MB', 'DataError');
+      await within('readwrite', store => {
+        if (!this.#isForgotten) own ? store.put(record) : store.delete(keyOf(record));
+      });
+      this.#tell(null);
       return true;
     } catch (error) {
+      this.#isDue = true;
       this.#report(error);
     }
   }
@@ -314,6 +349,7 @@ class Keeper {
   #report(error) { this.#tell(PROBLEMS[error?.name] ?? 'unavailable', error); }
 
   #tell(problem, error) {
+    if (problem === this.problem) return;
     this.problem = problem;
     if (problem) this.#options.onproblem?.(problem, error);
     this.#lock.dispatchEvent(new CustomEvent('change'));
@@ -322,10 +358,7 @@ class Keeper {
   // Not before the server has named the person: the text is theirs, and nobody else may see it.
   #look() {
     if (this.#page.person) this.#reading ??= this.#readKept();
-    else if (this.#lock.token && !this.#isTold) {
-      this.#isTold = true;
-      this.#tell('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
-    }
+    else if (this.#lock.token) this.#tell('nobody', new DOMException('nobody is logged in for whom the text could be kept', 'NotAllowedError'));
   }
 
   async #readKept() {
@@ -333,12 +366,14 @@ class Keeper {
       const texts = await textsOf(this.#page.person, this.#lock.url), old = Date.now() - this.#page.ahead - KEPT_MS;
       const held = (await navigator.locks?.query())?.held.map(({ name }) => name) ?? [];
       for (const text of texts) {
-        const isOpen = text.id === this.#id || held.includes('doclock-kept:' + text.id);   // here, or in another tab
-        if (!isOpen && text.at > old && !this.#isForgotten) await this.#meet(text);
+        const isOpen = text.id.startsWith(this.#id) || held.includes('doclock-kept:' + text.id);   // here, or in another tab
+        const isOffered = [...this.#offers.keys()].some(it => it.id === text.id);
+        if (!isOpen && !isOffered && text.at > old && !this.#isForgotten) await this.#meet(text);
       }
       clean(old + KEPT_MS).catch(() => {});
     } catch (error) {
       this.#report(error);
+      this.#reading = null;   // the next change of the lock reads again
     }
     if (this.#isDue) {
       this.#take();
@@ -349,12 +384,11 @@ class Keeper {
   /** A text of an earlier page is stored, is shown by this page as it was typed, or is offered. */
   async #meet(text) {
     const typed = this.#typed, { isUnsaved } = this.#options, { version } = this.#lock;
-    if (!isUnsaved) text = await unsaved(text, sent => this.#page.wasSaved(sent));
+    if (!isUnsaved) text = await unsaved(text, sent => this.#page.wasSaved(sent), typed);
     if (!text || this.#ends.signal.aborted) return;
     const { records } = text, isShown = records.every(it => typed.shows(it)), filled = records.filter(it => typed.isFilled(it));
     if (isShown && (isUnsaved || (version ? text.version === version : filled.length))) {
       typed.adopt(records);
-      this.#sent ??= text.sent;
       this.#isDue = true;
       this.#take();
       if (await this.#write()) await remove(text);
@@ -385,19 +419,26 @@ class Keeper {
       },
       discard: () => this.#forget(text),
     };
-    this.#offers.add(offer);
+    this.#offers.set(text, offer);
     return offer;
   }
 
-  #forget(text) { return remove(text).catch(error => this.#report(error)); }
+  #forget(text) {
+    this.#offers.delete(text);
+    return remove(text).catch(error => this.#report(error));
+  }
 
   /** The text of this page gives way to another one, and is offered beside it. */
   #setAside() {
     this.#isDue = true;
     this.#take();
-    const text = { ...this.#own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${++this.#asides}` };
+    this.#options.onkept?.(this.#offer(this.#putAside({ ...this.#own, version: this.#version })));
+  }
+
+  #putAside(own) {
+    const text = { ...own, person: this.#page.person, url: this.#lock.url, id: `${this.#id}-${++this.#asides}` };
     put(text).catch(error => this.#report(error));
-    this.#options.onkept?.(this.#offer(text));
+    return text;
   }
 }
 

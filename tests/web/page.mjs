@@ -109,10 +109,10 @@ export class Lock extends window.EventTarget {
     super();
     Object.assign(this, { url, version, token });
   }
-  /** A save by a script. */
+  /** A write by a script. `saves`: what its answer says; `null`: it is not known. */
   saves(saves = true, during = () => {}) {
-    const request = {};
-    this.dispatchEvent(new window.CustomEvent('writing', { detail: request }));
+    const request = { saves: saves || true };
+    for (const name of ['writing', 'sending']) this.dispatchEvent(new window.CustomEvent(name, { detail: request }));
     during();
     this.dispatchEvent(new window.CustomEvent('written', { detail: { request, saves } }));
   }

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { Fields, Lock, forgetAll, keep, keeping, person, rows, show, sleep, window } from './page.mjs';
+import { Fields, Lock, forgetAll, keep, keeping, person, rows, settled, show, sleep, window } from './page.mjs';
 
 const value = name => [...document.querySelectorAll(`#form [name="${name}"]`)].map(it => it.type === 'checkbox' ? it.checked : it.value);
 
@@ -140,7 +140,7 @@ test('a dialog and a preview save nothing, and a form that was sent is kept unti
   assert.equal((await rows())[0].sent, null);
   submit(form, save);
   await page.crash();
-  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true });
+  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true, isWhole: true });
   // Not saved, as far as the server knows: it is offered as a text that was sent.
   const unknown = await keep(show('<input name=a>'), { lock: new Lock(undefined, 'v2', 't2') });
   assert.deepEqual(unknown.found.map(it => it.submitted), [true]);
@@ -306,4 +306,117 @@ test('what a page was delivered with is read by the field itself', async () => {
     const { left } = await across(input('-45'), form => person.types(form.a, typed), input(typed.replace(',', ' , ')));
     assert.deepEqual([left, value('a')], [undefined, [typed]], `${attributes}: stored already, and left alone`);
   }
+});
+
+test('the last words do not wait for a write that is under way', async () => {
+  const page = await keep(show('<input name=a>')), { a } = page.fields.form.elements;
+  const { put } = IDBObjectStore.prototype, puts = [];
+  IDBObjectStore.prototype.put = function (text) {
+    puts.push(text.records[0].value);
+    return put.call(this, text);
+  };
+  try {
+    person.types(a, 'first');
+    const first = page.keeper.flush();
+    person.types(a, 'last words');
+    window.dispatchEvent(new window.Event('pagehide'));
+    for (let n = 0; n < 9; n++) await null;   // no answer of the database has come yet
+    assert.deepEqual(puts, ['first', 'last words']);
+    await first;
+  } finally {
+    IDBObjectStore.prototype.put = put;
+  }
+  await page.end();
+  assert.deepEqual((await rows()).map(it => it.records[0].value), ['last words']);
+});
+
+test('what comes while a write is under way is written after it', async () => {
+  const page = await keep(show('<input name=a>')), { a } = page.fields.form.elements;
+  person.types(a, 'first');
+  const writes = [page.keeper.flush()];
+  person.types(a, 'second');
+  writes.push(page.keeper.flush());
+  page.lock.saves();
+  await Promise.all(writes);
+  await page.end();
+  assert.deepEqual(await rows(), []);
+});
+
+test('a write and a read that have failed are repeated', async () => {
+  const before = await keep(show('<input name=a>'));
+  person.types(before.fields.form.elements.a, 'of yesterday');
+  await before.crash();
+  const { transaction } = IDBDatabase.prototype, fails = () => { throw new DOMException('full', 'QuotaExceededError'); };
+  IDBDatabase.prototype.transaction = fails;
+  let page;
+  try {
+    const form = show('<input name=a>'), fields = new Fields(form), found = [], problems = [], lock = new Lock(undefined, 'v2');
+    fields.listen();
+    page = { found, problems, lock, keeper: keeping.keep(lock, { person: 'alice', ahead: 0, wasSaved: async () => null }, fields, { onkept: it => found.push(it), onproblem: it => problems.push(it) }) };
+    await sleep(5);
+    person.types(form.elements.a, 'typed');
+    await page.keeper.flush();
+    lock.dispatchEvent(new window.Event('change'));
+    await sleep(5);
+    assert.deepEqual([problems, page.keeper.problem], [['full'], 'full'], 'told once');
+  } finally {
+    IDBDatabase.prototype.transaction = transaction;
+  }
+  await page.keeper.flush();
+  await sleep(20);
+  assert.deepEqual([page.keeper.problem, page.found.map(it => it.fields.a)], [null, [['of yesterday']]]);
+  assert.deepEqual((await rows()).map(it => it.records[0].value).sort(), ['of yesterday', 'typed']);
+  page.keeper.close();
+});
+
+test('an id around the rows is the key of none, and a row without an id has none of its neighbour', async () => {
+  const row = (n, text, id = '') => `<tr><td>${id && `<input type=hidden name="items[${n}].id" value="${id}">`}<input name="items[${n}].note" value="${text}"></td></tr>`;
+  const order = rows => `<div><input type=hidden name=orderId value=17><table>${rows.join('')}</table></div>`;
+  const types = n => form => person.types(form[`items[${n}].note`], 'typed');
+  const notes = form => [0, 1, 2].map(n => document.getElementById('form').elements[`items[${n}].note`]?.value);
+  // The second row is another one by now; also if there was only one.
+  let { left } = await across(order([row(0, 'a'), row(1, 'b')]), types(1), order([row(0, 'a'), row(1, 'new'), row(2, 'b')]));
+  assert.deepEqual([left, notes()], [{ 'items[1].note': ['typed'] }, ['a', 'new', 'b']]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'new'), row(1, 'a')])));
+  assert.deepEqual([left, notes()], [{ 'items[0].note': ['typed'] }, ['new', 'a', undefined]]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'new')])));
+  assert.deepEqual([left, notes()], [{ 'items[0].note': ['typed'] }, ['new', undefined, undefined]]);
+  ({ left } = await across(order([row(0, 'a')]), types(0), order([row(0, 'a')])));
+  assert.deepEqual([left, notes()], [{}, ['typed', undefined, undefined]]);
+  // One stored row, and a new one; the new one is stored by somebody else, in another way.
+  ({ left } = await across(order([row(0, 'a', 5), row(1, '')]), types(1), order([row(0, 'a', 5), row(1, 'b', 6)])));
+  assert.deepEqual([left, notes()], [{ 'items[1].note': ['typed'] }, ['a', 'b', undefined]]);
+  ({ left } = await across(order([row(0, 'a', 5), row(1, '')]), types(0), order([row(0, 'of a colleague', 5), row(1, 'b', 6)])));
+  assert.deepEqual([left, notes()], [{}, ['typed', 'b', undefined]]);
+  const same = (id, text) => `<p>${id && `<input type=hidden name="rows[][id]" value=${id}>`}<input name="rows[][text]" value="${text}"><input type=checkbox name="rows[][tags]" value=x><input type=checkbox name="rows[][tags]" value=y></p>`;
+  const ticks = form => { person.types(form['rows[][text]'][1], 'typed'); person.ticks(form['rows[][tags]'][1]); };
+  ({ left } = await across(`<div>${same(1, 'a') + same('', '')}</div>`, ticks, `<div>${same(1, 'a') + same(2, '') + same('', '')}</div>`));
+  assert.deepEqual([left, value('rows[][text]'), value('rows[][tags]')], [{}, ['a', '', 'typed'], [false, true, false, false, false, false]]);
+});
+
+test('a key in a long list looks at each row once, whether it has an id or not', async () => {
+  const rows = Array.from({ length: 200 }, (_, n) => `<tr><td>${n % 2 ? '' : `<input type=hidden name="rows[][id]" value=${n}>`}</td><td><input name="rows[][text]"></td></tr>`);
+  const form = show(`<table>${rows.join('')}</table>`), fields = new Fields(form), { querySelectorAll } = window.Element.prototype;
+  fields.listen();
+  let found = 0;
+  window.Element.prototype.querySelectorAll = function (...all) {
+    const list = querySelectorAll.apply(this, all);
+    found += list.length;
+    return list;
+  };
+  try { person.types(form.querySelectorAll('[name="rows[][text]"]')[100], 'typed'); } finally { window.Element.prototype.querySelectorAll = querySelectorAll; }
+  fields.close();
+  assert.deepEqual([...fields.records.values()].map(it => it.row), ['100']);
+  assert.ok(found < 1_000, `${found} fields were looked at`);
+});
+
+test('a write of another tab that comes just after clearKept is deleted by that tab', async () => {
+  const page = await keep(show('<input name=a>'));
+  person.types(page.fields.form.elements.a, 'typed');
+  await page.keeper.flush();
+  // This tab hears of it after its write.
+  new BroadcastChannel('doclock-kept').postMessage('alice');
+  await sleep(50);
+  await settled();
+  assert.deepEqual(await rows(), []);
 });

@@ -221,3 +221,70 @@ test('a version is known by its digits, whatever a proxy has added', () => {
   for (const tag of [version, `"${version}"`, `W/"${version}"`, ...['-gzip', '--gzip', ';br', '_zstd', '+', '/1'].map(it => `"${version}${it}"`)]) assert.equal(versionIn(tag), version, tag);
   for (const tag of [null, '', '"x"', `"${version}0"`, `"${version}a"`, `"${version.slice(1)}"`]) assert.equal(versionIn(tag), null, tag);
 });
+
+test('an element that takes its value over after this script has heard of the input has a record from the first one on', async () => {
+  // As a form-associated element, which jsdom does not have: the event of its inner field comes from the element itself.
+  const form = show('<x-own name=own></x-own>'), element = Object.assign(form.firstChild, { value: 'old', form }), fields = new Fields(form);
+  const elements = Object.getOwnPropertyDescriptor(HTMLFormElement.prototype, 'elements');
+  Object.defineProperty(HTMLFormElement.prototype, 'elements', { configurable: true, get: () => [element] });
+  try {
+    fields.listen();
+    person.enters(element);
+    element.addEventListener('input', () => { element.value = 'typed'; });
+    trusted(element, 'input');
+    await sleep(5);
+    assert.deepEqual([...fields.records.values()].map(it => [it.base, it.value]), [['old', 'typed']]);
+  } finally {
+    fields.close();
+    Object.defineProperty(HTMLFormElement.prototype, 'elements', elements);
+  }
+});
+
+test('an editor writes its text into its field before any handler of the page reads the form', async () => {
+  const form = show('<input name=text value=old>'), page = await keep(form), read = [];
+  form.addEventListener('doclock-read', () => { form.elements.text.value = 'of the editor'; });
+  form.addEventListener('submit', event => {
+    event.preventDefault();
+    read.push(new window.FormData(form).get('text'));
+  });
+  form.dispatchEvent(new window.SubmitEvent('submit', { bubbles: true, cancelable: true }));
+  assert.deepEqual(read, ['of the editor']);
+  await page.end();
+});
+
+test('a form in a shadow tree is known as sent', async () => {
+  const root = document.body.appendChild(document.createElement('div')).attachShadow({ mode: 'open' });
+  root.innerHTML = '<form method=post><input name=a></form>';
+  const form = root.firstChild, page = await keep(form);
+  person.types(form.elements.a, 'typed');
+  form.dispatchEvent(new window.SubmitEvent('submit', { bubbles: true, cancelable: true }));
+  await page.crash();
+  assert.equal((await rows())[0].sent?.isForm, true);
+});
+
+test('what an editor without a form has loaded is not typed, and typed text that gives way to it is offered', async () => {
+  let shown = { body: 'a', title: 't' };
+  const page = await keep({ read: () => shown, write: all => { shown = { ...shown, ...all }; } }), { lock, keeper } = page;
+  const loads = (version, all) => {
+    shown = { ...shown, ...all };
+    lock.version = version;
+    lock.dispatchEvent(new window.Event('change'));
+  }, types = body => {
+    shown = { ...shown, body };
+    keeper.changed();
+  }, kept = async () => { await keeper.flush(); return (await rows()).flatMap(it => it.records.map(record => [it.version, record.name, record.base, record.value])); };
+  loads('v2', { title: 'by a colleague' });
+  types('typed');
+  assert.deepEqual(await kept(), [['v2', 'body', 'a', 'typed']]);
+  loads('v3', {});   // the person keeps the text
+  assert.deepEqual([page.found.length, await kept()], [0, [['v2', 'body', 'a', 'typed']]]);
+  loads('v4', { body: 'of a colleague' });
+  assert.deepEqual(page.found.map(it => it.fields), [{ body: 'typed' }]);
+  types('of a colleague, and more');
+  assert.deepEqual((await kept()).sort(), [['v3', 'body', 'a', 'typed'], ['v4', 'body', 'of a colleague', 'of a colleague, and more']]);
+  // A save of its own: more is typed, and told later.
+  lock.saves(true, () => loads('v5', { body: 'of a colleague, and more, and more' }));
+  types('of a colleague, and more, and more!');
+  assert.deepEqual([page.found.length, (await kept()).map(it => it.at(-1)).sort()], [1, ['of a colleague, and more, and more!', 'typed']]);
+  await page.end();
+});
