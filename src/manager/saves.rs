@@ -38,9 +38,10 @@ pub(crate) struct Saves {
 }
 
 impl Saves {
-    /// As many comparisons as processors: more of them only wait for each other, and nobody can stop one that has begun.
+    /// As many comparisons as processors, and more than one: more of them only wait for each other, and nobody can stop one
+    /// that has begun.
     pub(super) fn comparisons() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(available_parallelism().map_or(1, Into::into)))
+        Arc::new(Semaphore::new(available_parallelism().map_or(2, |it| it.get().max(2))))
     }
 
     #[cfg(feature = "_mongo")]
@@ -142,7 +143,9 @@ impl Saves {
     ) -> Result<R> {
         let compared = if draft.is_large() {
             let (runtime, tasks) = self.verbs.runner.parts();
-            let place = timeout_at(until.into(), Arc::clone(&self.comparisons).acquire_owned());
+            // Whoever gets a place still has the time to use it.
+            let half = clock::now() + until.saturating_duration_since(clock::now()) / 2;
+            let place = timeout_at(half.into(), Arc::clone(&self.comparisons).acquire_owned());
             let Ok(place) = place.await else { return Err(overloaded("save").into()) };
             // The thread cannot be stopped, but nobody waits for it after the deadline. It keeps its place until it ends.
             let compare = move || {

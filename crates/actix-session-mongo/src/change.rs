@@ -21,8 +21,11 @@ pub(crate) struct Change {
     pub(crate) removed: Vec<String>,
     pub(crate) id: Fact,
     pub(crate) user: Fact,
-    /// The id that the session had when it was loaded.
-    pub(crate) loaded_id: Option<String>,
+    /// The id of the session that this one replaces.
+    pub(crate) former_id: Option<String>,
+    /// The change is only of a session whose entry of this name has one of these values: the one that was loaded, or the one
+    /// that an earlier attempt has written. Without it, the session is whichever its key finds.
+    pub(crate) only_of: Option<(String, [Option<String>; 2])>,
 }
 
 /// The change to a field outside the state.
@@ -39,9 +42,9 @@ impl Change {
     pub(crate) fn between(base: Option<State>, state: State, names: &Names) -> Self {
         let is_kept = |base: &State| base.is_empty() || base.keys().any(|k| state.contains_key(k));
         let id = |state: &State| state.get(names.id.as_ref()?).cloned();
-        let loaded_id = base.as_ref().and_then(id);
-        let is_another = loaded_id.is_some() && loaded_id != id(&state);
-        let kept = base.filter(|base| is_kept(base) && !is_another);
+        let ids = base.as_ref().map(|base| [id(base), id(&state)]);
+        let former_id = base.as_ref().and_then(id).filter(|it| id(&state).as_ref() != Some(it));
+        let kept = base.filter(|base| is_kept(base) && former_id.is_none());
         let replaces = kept.is_none();
         let base = kept.unwrap_or_default();
         let removed: Vec<_> =
@@ -54,13 +57,11 @@ impl Change {
             None => Fact::Unchanged,
         };
         let (id, user) = (names.id.as_ref().map_or(Fact::Unchanged, fact), fact(&names.user));
-        let loaded_id = loaded_id.as_deref().map(text_of);
-        Self { replaces, set, removed, id, user, loaded_id }
-    }
-
-    /// The id of the session that this one replaces.
-    pub(crate) fn former_id(&self) -> Option<&str> {
-        self.loaded_id.as_deref().filter(|_| self.id != Fact::Unchanged)
+        let former_id = former_id.as_deref().map(text_of);
+        // A visitor may log in at the same moment: that keeps the entries of other requests, and goes before a clear.
+        let ids = ids.filter(|[was, now]| was.is_some() || replaces && now.is_none());
+        let only_of = names.id.clone().zip(ids);
+        Self { replaces, set, removed, id, user, former_id, only_of }
     }
 }
 
@@ -108,9 +109,9 @@ mod tests {
         for now in [state([("user", "\"eve\"")]), state([("user", "\"eve\""), ("id", "\"B\"")])] {
             let change = between(before(), now);
             assert!(change.replaces);
-            assert_eq!(change.former_id(), Some("A"));
+            assert_eq!(change.former_id.as_deref(), Some("A"));
         }
-        assert_eq!(between(before(), before().unwrap()).former_id(), None);
+        assert_eq!(between(before(), before().unwrap()).former_id, None);
     }
 
     #[test]

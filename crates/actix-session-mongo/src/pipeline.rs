@@ -41,18 +41,16 @@ pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Docum
     doc! { "$or": [live, by_call] }
 }
 
-/// The session that this change was made to: live, and with the id that it had when it was loaded, or with the one that an
-/// earlier attempt has written. Another request may have cleared it since, or logged somebody else in.
+/// The session that this change was made to. Another request may have cleared it since, or logged somebody else in. Its state
+/// tells: `aid` is only there if the session was saved by a store that has named it.
 pub(crate) fn changed_by(change: &Change, key: Bson) -> Document {
     let mut live = live("_id", key);
-    if let Some(id) = &change.loaded_id {
-        let mut ids = vec![Bson::from(id)];
-        match &change.id {
-            Fact::Unchanged => {}
-            Fact::Is(id) => ids.push(id.into()),
-            Fact::Gone => ids.push(Bson::Null),
-        }
-        live.insert("aid", doc! { "$in": ids });
+    if let Some((name, ids)) = &change.only_of {
+        let has = |id: &Option<String>| match id {
+            Some(id) => doc! { "state": { "$elemMatch": { "k": name, "v": id } } },
+            None => doc! { "state.k": { "$ne": name } },
+        };
+        live.insert("$or", ids.iter().map(has).collect::<Vec<_>>());
     }
     live
 }
@@ -115,6 +113,8 @@ pub(crate) fn end(reason: EndReason, grace: Duration, by: Option<Uuid>) -> Vec<D
 pub(crate) fn replaced(id: &str, grace: Duration) -> Vec<Document> {
     let mut stages = vec![doc! { "$set": { "aid": { "$literal": id } } }];
     stages.extend(end(EndReason::LoggedOut, grace, None));
+    // A sweep that has taken an earlier note does not finish this one.
+    stages.push(doc! { "$unset": "by" });
     stages
 }
 
@@ -150,9 +150,9 @@ pub(crate) fn is_due(call: Uuid) -> Document {
     ] }
 }
 
-/// The sessions that `call` has taken, and that have not turned out to be live since.
-pub(crate) fn taken_and_over(call: Uuid, records: &[Bson]) -> Document {
-    doc! { "_id": { "$in": records }, "by": call.to_string(), "$expr": is_over() }
+/// Those of these sessions that a sweep has taken, and that have not turned out to be live since.
+pub(crate) fn taken_and_over(records: &[Bson]) -> Document {
+    doc! { "_id": { "$in": records }, "by": { "$exists": true }, "$expr": is_over() }
 }
 
 fn is_over() -> Document {

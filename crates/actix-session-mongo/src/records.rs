@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use futures_util::TryStreamExt;
@@ -136,8 +136,8 @@ impl Records {
 
     /// updateOne returns: 1 → updated; 0 → ended, another session by now, or never there, and a query tells whether it is there.
     ///
-    /// Before, makes the end of a session that is replaced due after `grace`, by an upsert: inserted, or found again. If
-    /// the session is not replaced, a sweep finds it live, and tells nobody.
+    /// Before, makes the end of a session that is replaced due after `grace`, by an upsert: inserted, or found again. A sweep
+    /// that comes before the update finds the session live, and tells nobody: after a late update, the same once more.
     pub(crate) async fn update(
         &self,
         key: &str,
@@ -145,17 +145,27 @@ impl Records {
         ttl: Duration,
         grace: Duration,
     ) -> Result<Updated> {
-        if let Some(id) = change.former_id() {
-            let (former, end) = (format!("{key} {id}"), pipeline::replaced(id, grace));
-            self.collection.update_one(by_key(&former), end).upsert(true).await?;
-        }
         let mine = pipeline::changed_by(change, hashed(key));
+        let former = match &change.former_id {
+            Some(id) if self.exists(mine.clone()).await? => Some(id),
+            _ => None,
+        };
+        let began = Instant::now();
+        self.note_end(key, former, grace).await?;
         let updated = self.collection.update_one(mine, pipeline::update(change, ttl)).await?;
         if updated.matched_count > 0 {
+            self.note_end(key, former.filter(|_| began.elapsed() > grace / 2), grace).await?;
             return Ok(Updated::Written);
         }
         let exists = self.exists(by_key(key)).await?;
         Ok(if exists { Updated::Ended } else { Updated::Unknown })
+    }
+
+    /// The end of a session whose record another one goes on in.
+    async fn note_end(&self, key: &str, former: Option<&String>, grace: Duration) -> Result<()> {
+        let Some(id) = former else { return Ok(()) };
+        let (former, end) = (format!("{key} {id}"), pipeline::replaced(id, grace));
+        self.collection.update_one(by_key(&former), end).upsert(true).await.map(drop)
     }
 
     /// updateOne returns: 1 → live; 0 → ended or never there.
@@ -255,10 +265,9 @@ impl Records {
         Ok(self.find(mine).await?.iter().filter_map(due).collect())
     }
 
-    /// Leaves a session alone that `call` has taken and that is live: the clock of the server that gave it to the call may
-    /// have been ahead.
-    pub(crate) async fn finish(&self, call: Uuid, records: &[Bson]) -> Result<()> {
-        let which = pipeline::taken_and_over(call, records);
+    /// Leaves a session alone that is live: the clock of the server where it was taken may have been ahead.
+    pub(crate) async fn finish(&self, records: &[Bson]) -> Result<()> {
+        let which = pipeline::taken_and_over(records);
         self.collection.update_many(which, pipeline::finish()).await.map(drop)
     }
 

@@ -52,9 +52,7 @@ impl MongoSessionStore {
             ends.into_iter().filter_map(|end| end.map_err(|e| failed = Some(e)).ok()).collect();
         let swept = ended.len();
         let doing = "finishing the ends of web sessions";
-        let finished = self.run(doing, (call, ended), |records, (call, ended)| {
-            Box::pin(records.finish(*call, ended))
-        });
+        let finished = self.run(doing, ended, |records, ended| Box::pin(records.finish(ended)));
         finished.await?;
         failed.map_or(Ok(swept), Err)
     }

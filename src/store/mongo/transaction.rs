@@ -223,7 +223,9 @@ impl MongoStore {
         }
         // Nobody knows what the transaction makes of the documents.
         held.iter().for_each(|one| *one.version.lock() = None);
-        touch_all(self, session, held).await
+        touch_all(self, session, held).await?;
+        held.iter().for_each(|one| *one.onto.lock() = None);
+        Ok(())
     }
 
     /// Updates the locked document by operators or by a pipeline, if the exclusive lock is still held, and

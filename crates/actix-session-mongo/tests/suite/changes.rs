@@ -183,6 +183,32 @@ async fn a_late_request_changes_nothing_in_a_session_that_was_cleared_meanwhile(
     assert_eq!(other.get("/state").await.json(), json!({ "name": "bob" }), "a clear of alice's");
 }
 
+#[actix_web::test]
+async fn a_login_goes_before_the_clear_of_a_visitor_at_the_same_moment() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let tab = Browser::new(&app);
+    tab.post_json("/change", json!({ "set": { "theme": 1 } })).await;
+    let other = tab.copy();
+    let clear = tab.post_json("/change", json!({ "wait": true, "clear": true }));
+    let login = json!({ "set": { "name": "bob", ID: "2" } });
+    server.while_it_waits(clear, other.post_json("/change", login)).await;
+    assert_eq!(other.get("/state").await.json(), json!({ "theme": 1, "name": "bob" }));
+}
+
+/// By an older server, for example.
+#[actix_web::test]
+async fn a_session_that_was_saved_without_its_id_is_changed_like_any_other() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let older = MongoSessionStore::builder(&server.database).user_key("name").without_sweeps();
+    let older = older.build().await.unwrap();
+    let key = older.save(state_of("alice", "1"), &DAY).await.unwrap();
+    let alice = browser_with(&app, &key);
+    alice.post_json("/change", json!({ "set": { "cart": 1 } })).await;
+    assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice", "cart": 1 }));
+}
+
 /// Here no id vanishes, so only the empty state shows that the session was cleared.
 #[actix_web::test]
 async fn clearing_a_session_without_an_id_removes_everything_too() {

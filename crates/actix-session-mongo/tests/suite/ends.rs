@@ -95,6 +95,44 @@ async fn a_session_that_is_cleared_has_ended_although_its_key_goes_on() {
     }
 }
 
+#[actix_web::test]
+async fn a_logout_that_comes_after_a_revocation_is_not_told() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let alice = browser_with(&app, &server.session("alice", "1").await);
+    let clear = alice.post_json("/change", json!({ "wait": true, "clear": true }));
+    let (_, revoked) = server.while_it_waits(clear, server.sessions.revoke("1")).await;
+    revoked.unwrap();
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    server.sessions.sweep().await.unwrap();
+    assert!(server.told().iter().all(|(_, why)| *why == EndReason::Revoked), "{:?}", server.told());
+}
+
+/// The hook takes longer than the time for which a sweep has its sessions for itself.
+#[actix_web::test]
+async fn an_end_that_was_told_is_finished_although_another_sweep_has_taken_it_too() {
+    let database = database().await;
+    let (one, other) = (Server::on(&database).await, Server::on(&database).await);
+    one.session("alice", "1").await;
+    age(&database, doc! {}, TWO_DAYS).await;
+    *one.hook.waits.lock().unwrap() = true;
+    *other.hook.failures.lock().unwrap() = 1;
+    let later = async {
+        eventually("it is taken", async || {
+            let taken = doc! { "by": { "$exists": true } };
+            records(&database).count_documents(taken).await.unwrap() == 1
+        })
+        .await;
+        age(&database, doc! {}, LEASE).await;
+        other.sessions.sweep().await.unwrap_err();
+        *one.hook.waits.lock().unwrap() = false;
+    };
+    let (swept, ()) = join!(one.sessions.sweep(), later);
+    assert_eq!(swept.unwrap(), 1);
+    age(&database, doc! {}, TWO_DAYS).await;
+    assert_eq!(other.sessions.sweep().await.unwrap(), 0);
+}
+
 /// As after a failover from a server whose clock was ahead.
 #[actix_web::test]
 async fn a_session_that_turns_out_to_be_live_during_a_sweep_is_not_ended() {

@@ -77,16 +77,20 @@ async fn database() -> Database {
 /// The ends that the hook was told, in order.
 type Told = Vec<(String, EndReason)>;
 
-/// The hook of the tests. Fails as often as it should, and once extends all sessions.
+/// The hook of the tests. Fails as often as it should, waits, and once extends all sessions.
 #[derive(Clone, Default)]
 struct Hook {
     told: Arc<Mutex<Told>>,
     failures: Arc<Mutex<usize>>,
     extends: Arc<Mutex<Option<Collection<Document>>>>,
+    waits: Arc<Mutex<bool>>,
 }
 
 impl Hook {
     async fn call(self, end: SessionEnd) -> Result<(), BoxError> {
+        while *self.waits.lock().unwrap() {
+            sleep(Duration::from_millis(20)).await;
+        }
         let extends = self.extends.lock().unwrap().take();
         if let Some(records) = extends {
             let later = doc! { "$add": ["$$NOW", i64::try_from(TWO_DAYS.as_millis())?] };
