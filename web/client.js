@@ -606,7 +606,8 @@ function hearPage(all) {
 const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
-const kindOf = name => name.replace(/\d+/g, '#');
+// The numbers in it are those of rows; but `items[0].line2` is the second line of a row.
+const kindOf = name => name.replace(/(?:\d|\[\]).*[a-z]_?\d+\]?$/i.test(name) ? /\d+(?!\d*\]?$)/g : /\d+/g, '#');
 const LISTED = /\d|\[\]/;   // the name of a field of a list
 const isRich = field => field.hasAttribute('contenteditable');
 
@@ -711,10 +712,14 @@ export class Fields extends Typed {
 
   /** The places with this name, or all; each knows the fields of its kind before and after it. */
   #places(name) {
-    const radios = new Set(), last = new Map(), isAll = name === undefined, kind = isAll || kindOf(name);
-    const places = [...this.#elements, ...this.#rich].filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)).flatMap(field => {
-      if (field.type === 'radio' && radios.size === radios.add(nameOf(field)).size) return [];
-      const key = kindOf(nameOf(field)) + (field.type === 'checkbox' ? '=' + field.value : ''), before = last.get(key), it = { field, beside: [] };
+    const radios = new Set(), last = new Map(), once = new Set(), shared = new Set(), isAll = name === undefined, kind = isAll || kindOf(name);
+    const fields = [...this.#elements, ...this.#rich].filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)
+      && !(it.type === 'radio' && radios.size === radios.add(nameOf(it)).size));
+    const tick = it => it.type === 'checkbox' ? '=' + it.value : '', whole = it => nameOf(it) + tick(it);
+    for (const it of fields) (once.has(whole(it)) ? shared : once).add(whole(it));
+    const places = fields.flatMap(field => {
+      // If the rows share the name, its number is not that of a row.
+      const key = shared.has(whole(field)) ? whole(field) : kindOf(nameOf(field)) + tick(field), before = last.get(key), it = { field, beside: [] };
       if (field.type !== 'hidden') {
         if (before) it.beside.push(before.field) && before.beside.push(field);
         last.set(key, it);

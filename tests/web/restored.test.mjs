@@ -369,6 +369,35 @@ test('a write and a read that have failed are repeated', async () => {
   page.keeper.close();
 });
 
+test('a number in the name of a field is not that of its row', async () => {
+  const row = (id, name, texts, key) => `<tr><td><input type=hidden name="${key}" value=${id}></td><td>${texts.map((text, n) => `<input name="${name + (n + 1)}" value="${text}">`).join('')}</td></tr>`;
+  const table = rows => `<table>${rows.join('')}</table>`;
+  // By the number of the row, by nothing, and by the key alone.
+  const names = { 'items[N].line': 'items[N].id', 'form-N-address_line_': 'form-N-id', 'rows[][line': 'rows[][id]', phone: 'id' };
+  for (const [name, key] of Object.entries(names)) {
+    const of = (n, id, ...texts) => {
+      const html = row(id, name.replace('N', n), texts, key.replace('N', n));
+      return name.endsWith('[line') ? html.replace(/\[line\d/g, '$&]') : html;
+    };
+    const lines = () => [...document.querySelectorAll('#form tr')].map(it => [...it.querySelectorAll('input:not([type=hidden])')].map(it => it.value));
+    const types = (_, form) => person.types(form.querySelectorAll('tr')[0].querySelectorAll('input')[2], 'of 5');
+    for (const before of [[of(0, 5, 'A', ''), of(1, 6, 'B', '')], ...name === 'phone' ? [] : [[of(0, 5, 'A', '')]]]) {
+      // The number of the first row is that of another one by now, or its text is that of a colleague.
+      const after = table([of(0, 9, 'new', ''), of(1, 5, 'A', ''), of(2, 6, 'B', '')]), { left } = await across(table(before), types, after);
+      const isNumbered = name.includes('N'), place = isNumbered ? [] : ['of 5'];
+      assert.deepEqual([Object.values(left).flat(), lines()[0], lines()[1][1]], [isNumbered ? ['of 5'] : [], ['new', ''], place[0] ?? ''], name);
+      const here = await across(table(before), types, table([of(0, 5, 'A', 'of a colleague'), of(1, 7, '', '')]));
+      assert.deepEqual([here.left, lines()], [{}, [['A', 'of 5'], ['', '']]], name);
+    }
+  }
+  // A field for each row, and texts of a list in a row: the number is that of the row, or of the text.
+  const each = (n, id, text) => `<tr><td><input type=hidden name=id value=${id}></td><td><input name=phone${n} value="${text}"></td></tr>`;
+  const phone = form => person.types(form.phone1, 'typed');
+  assert.deepEqual((await across(table([each(1, 5, ''), each(2, 6, '')]), phone, table([each(1, 9, ''), each(2, 5, '')]))).left, { phone1: ['typed'] });
+  const tags = (...all) => `<p><input type=hidden name="items[0].id" value=5>${all.map((it, n) => `<input name="items[0].tags[${n}]" value="${it}">`).join('')}</p>`;
+  assert.deepEqual((await across(tags('a', 'b'), form => person.types(form['items[0].tags[1]'], 'typed'), tags('new', 'a', 'b'))).left, { 'items[0].tags[1]': ['typed'] });
+});
+
 test('an id around the rows is the key of none, and a row without an id has none of its neighbour', async () => {
   const row = (n, text, id = '') => `<tr><td>${id && `<input type=hidden name="items[${n}].id" value="${id}">`}<input name="items[${n}].note" value="${text}"></td></tr>`;
   const order = rows => `<div><input type=hidden name=orderId value=17><table>${rows.join('')}</table></div>`;
