@@ -54,15 +54,15 @@ async function database() {
   }
 }
 
-/** Runs `work` in a transaction of its own. Resolves when the browser has committed it. */
-async function within(mode, work) {
+/** Runs `work` in a transaction of its own. Resolves when the browser has committed it. `isAll`: `work` does nothing after its answers. */
+async function within(mode, work, isAll = true) {
   const transaction = (await database()).transaction(STORE, mode);
   const ended = new Promise((resolve, reject) => {
     transaction.oncomplete = resolve;
     transaction.onabort = () => reject(transaction.error);
   });
   const result = work(transaction.objectStore(STORE));
-  transaction.commit();   // a page that is being left does not wait for the answers
+  if (isAll) transaction.commit();   // a page that is being left does not wait for the answers
   const [value] = await inTime(Promise.all([result, ended]), () => { try { transaction.abort(); } catch { /* it has begun to end */ } });
   return value;
 }
@@ -71,6 +71,10 @@ const keyOf = ({ person, url, id }) => [person, url, id];
 const from = (...key) => IDBKeyRange.bound(key, [...key, []]);
 const put = text => within('readwrite', store => { store.put(text); });
 const remove = text => within('readwrite', store => { store.delete(keyOf(text)); });
+// Another tab may have removed the text: it does not come back.
+const change = (text, how) => within('readwrite', store => {
+  store.get(keyOf(text)).onsuccess = ({ target }) => target.result && store.put({ ...target.result, ...how });
+}, false);
 const textsOf = (person, url) => within('readonly', store => done(store.getAll(from(person, url))));
 
 /** Forgets what is old, and the oldest if there are too many. */
@@ -87,7 +91,7 @@ async function clean(now) {
 async function unsaved(text, wasSaved, typed = null) {
   if (!text.records.some(it => it.isSent) || !await wasSaved(text.sent)) return text;
   const records = text.records.filter(it => !it.isSent || (typed?.hasBase(it) ?? !text.sent.isWhole)), left = { ...text, records };
-  if (records.length < text.records.length) await (records.length ? put(left) : remove(text));
+  if (records.length < text.records.length) await (records.length ? change(text, { records }) : remove(text));
   return records.length ? left : null;
 }
 
@@ -268,7 +272,9 @@ class Keeper {
     this.#sent = how && { token, version, ...how };
     for (const [id, it] of records) it.isSent = Boolean(names) && (names === true || names.includes(it.name)) && same(values.get(id), it.value);
     for (const text of how ? this.#offers.keys() : []) {
-      if (text.sent?.token) put(Object.assign(text, { sent: { ...text.sent, token: null } })).catch(error => this.#report(error));
+      if (!text.sent?.token) continue;
+      text.sent = { ...text.sent, token: null };
+      change(text, { sent: text.sent }).catch(error => this.#report(error));
     }
     if (records.size) this.#due();
   }

@@ -202,3 +202,31 @@ test('what is sent while the text is written down is not marked in that text', a
   assert.deepEqual(puts, [[false, false], [true, true]]);
   await one.end();
 });
+
+test('a text that another tab has discarded or cleared does not come back', async () => {
+  const sends = async () => {
+    const page = await keep(show(html()));
+    person.types(page.fields.form.elements.title, 'sent');
+    submit(page.fields.form);
+    person.types(page.fields.form.elements.body, 'typed after that');
+    await page.crash();
+  };
+  await sends();
+  const one = await keep(show(html())), two = await keep(show(html()));
+  await one.found[0].discard();
+  person.types(two.fields.form.elements.title, 'later');
+  two.lock.saves();
+  await two.crash();
+  await one.end();
+  assert.deepEqual(await left(), []);
+  // While the server is asked; and nor does a part of it.
+  await sends();
+  let answers;
+  const page = await keep(show(html('sent')), { lock: new Lock(undefined, 'v2'), saved: () => new Promise(done => { answers = done; }) });
+  while (!answers) await sleep(1);
+  await forgetAll();
+  answers('v2');
+  await settled();
+  assert.deepEqual(await left(), []);
+  await page.end();
+});
