@@ -763,6 +763,12 @@ export class Fields extends Typed {
     return place && (isBase(this.#storedIn(place, record)) || !this.records.has(idOf(record)) && isBase(place.delivered));
   }
 
+  /** True if the page was delivered with this text in its field; if that is gone, in any field of its kind. */
+  isStored(record) {
+    const place = this.#find(record), isOfKind = ({ name, mark }) => kindOf(name) === kindOf(record.name) && mark === record.mark;
+    return (place ? [place] : this.#places().filter(isOfKind)).some(it => same(lines(it.delivered ?? it.value), lines(record.value)));
+  }
+
   /** True if the browser has put this text of an earlier visit over the one that was delivered. */
   isFilled(record) {
     const delivered = this.#find(record)?.delivered;

@@ -86,13 +86,19 @@ async function clean(now) {
 
 /**
  * The text without what the server has stored; `null` if nothing is left. The server knows that something was saved under the lock,
- * and not what: a field that is as it was before was not. Where nothing can be compared, the whole form must have been sent.
+ * and not what: a field that is as it was before was not, and no later save changes that. Where nothing can be compared, the whole form
+ * must have been sent, or its fields show the text.
  */
 async function unsaved(text, wasSaved, typed = null) {
-  if (!text.records.some(it => it.isSent) || !await wasSaved(text.sent)) return text;
-  const records = text.records.filter(it => !it.isSent || (typed?.hasBase(it) ?? !text.sent.isWhole)), left = { ...text, records };
-  if (records.length < text.records.length) await (records.length ? change(text, { records }) : remove(text));
-  return records.length ? left : null;
+  const { sent } = text;
+  if (!text.records.some(it => it.isSent) || !await wasSaved(sent)) return text;
+  const isRefused = it => it.isSent && typed?.hasBase(it) === true;
+  // A request of a script names the fields that it saves.
+  const isSure = it => typed && !sent.isForm ? typed.hasBase(it) === false : sent.isWhole;
+  const records = text.records.filter(it => !it.isSent || isRefused(it) || !isSure(it) && !typed?.isStored(it));
+  const left = { records, sent: records.some(isRefused) ? { ...sent, token: null } : sent };
+  await (records.length ? change(text, left) : remove(text));
+  return records.length ? { ...text, ...left } : null;
 }
 
 export async function settle(person, url, wasSaved) {
@@ -131,6 +137,7 @@ class Told extends Typed {
   stored({ name }) { return this.records.get(name)?.base ?? this.#read()[name]; }
   shows({ name, value }) { return same(this.#read()[name], value); }
   hasBase(record) { return same(this.stored(record), record.base); }
+  isStored(record) { return same(this.stored(record), record.value); }
   isFilled() { return false; }
   adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it, isSent: false }); }
 

@@ -100,9 +100,50 @@ test('a button whose handler stores only a part ends no other text', async () =>
     const two = await keep(show(html()), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
     assert.deepEqual(two.found.map(it => [it.fields, it.submitted]), [[{ body: ['typed'] }, true]]);
     await two.end();
-    const three = await keep(show(html('', 'typed, and more by a colleague')), { lock: new Lock(undefined, 'v3'), saved: () => 'v2' });
-    assert.deepEqual([three.found.length, await left()], [0, []]);
+    // What was not stored at that visit is not stored by a colleague, and what another page shows is stored.
+    const three = await keep(show(html('', 'typed, and more by a colleague')), { lock: new Lock(undefined, 'v3'), saved: ({ token }) => token && 'v2' });
+    assert.deepEqual([three.found.length, await left()], [1, [['body']]]);
     await three.end();
+    const four = await keep(show(html('', 'typed')), { lock: new Lock(undefined, 'v4'), saved: ({ token }) => token && 'v2' });
+    assert.deepEqual([four.found.length, await left()], [0, []]);
+    await four.end();
+  }
+});
+
+test('a text that was not stored stays so when a colleague changes its field', async () => {
+  const visit = async (body, version) => {
+    const page = await keep(show(html('', body)), { lock: new Lock(undefined, version), saved: ({ token }) => token && 'v2' });
+    await page.end();
+    return page.found.map(it => it.submitted);
+  };
+  // By a button of its own, also if the page was not opened meanwhile.
+  for (const [n, ...bodies] of [[0, '', 'by a colleague'], [2, '', 'by a colleague'], [2, 'by a colleague']]) {
+    await forgetAll();
+    const one = await keep(show(html()));
+    person.types(one.fields.form.elements.body, 'typed');
+    submit(one.fields.form, one.fields.form.querySelectorAll('button')[n]);
+    await one.crash();
+    for (const [n, body] of bodies.entries()) assert.deepEqual([await visit(body, `v${n + 2}`), await left()], [[true], [['body']]], body);
+  }
+});
+
+test('what a button with a name has stored is known, also in fields that cannot be told apart, and in new rows', async () => {
+  const two = (a, b) => `<input name=a value="${a}"><input name=a value="${b}"><button name=commit>S</button>`;
+  const row = (n, id, text) => `<p>${id && `<input type=hidden name="items[${n}].id" value=${id}>`}<input name="items[${n}].text" value="${text}"></p>`;
+  const rowsOf = (...all) => all.map((it, n) => row(n, ...it)).join('') + '<button name=_save>S</button>';
+  for (const [before, after, kept] of [
+    [two('', ''), two('first', 'second'), []], [two('', ''), two('first', 'third'), [['a']]],
+    [rowsOf([5, 'a'], ['', ''], ['', '']), rowsOf([5, 'a'], [6, 'first'], [7, 'second']), []],
+    [rowsOf([5, 'a'], ['', ''], ['', '']), rowsOf([5, 'a'], [6, 'first']), [['items[2].text']]],
+  ]) {
+    await forgetAll();
+    const one = await keep(show(before)), { form } = one.fields;
+    for (const [n, text] of ['first', 'second'].entries()) person.types([...form.querySelectorAll('input:not([type=hidden])')].at(n - 2), text);
+    submit(form, form.querySelector('button'));
+    await one.crash();
+    const next = await keep(show(after), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
+    assert.deepEqual([next.found.length, await left()], [kept.length, kept], after);
+    await next.end();
   }
 });
 
