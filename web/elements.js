@@ -236,7 +236,7 @@ class Editing {
     this.#submitted = this.#left = -Infinity;
     const sent = this.#sent, version = sent && await this.lock.wasSaved(sent);
     this.#sent = null;
-    if (!version) return;
+    if (!version || await this.#kept?.isRefused?.()) return;
     this.#isSaved(sent.values, true);
     if (this.stale === version || this.stale === null && this.lock.version === sent.version) this.shows(version);
     if (!this.lock.token && !this.#isLazy) this.lock.acquire();   // as a page that is opened

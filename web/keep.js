@@ -250,9 +250,17 @@ class Keeper {
   async #comesBack() {
     this.#hold();
     const sent = this.#sent, values = this.#values, own = this.#own, records = own?.records.filter(it => it.isSent) ?? [];
-    if (!sent?.isForm || !await this.#page.wasSaved(sent) || this.#ends.signal.aborted) return;
+    if (!sent?.isForm || !await this.#page.wasSaved(sent) || await this.isRefused() || this.#ends.signal.aborted) return;
     if (records.length && !sent.isWhole && this.#page.person) this.#putAside({ ...own, records });   // the next visit can compare
     this.#typed.saved(values);
+  }
+
+  /** True if a later page has found that the text of this page was sent, and is not stored. */
+  async isRefused() {
+    const texts = this.#page.person ? await textsOf(this.#page.person, this.#lock.url).catch(() => []) : [], { sent } = texts.find(it => it.id === this.#id) ?? {};
+    if (!sent || sent.token) return false;
+    this.#sent = sent;
+    return true;
   }
 
   /** An editor without a form shows the text of another version: nobody has typed it here. */

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { DocLock, Fields, forgetAll, person, server, settled, show, sleep, window } from './page.mjs';
+import { DocLock, Fields, Lock, forgetAll, keep, locks, person, rows, server, settled, show, sleep, window } from './page.mjs';
 
 // What jsdom does not have.
 Object.defineProperty(window.ShadowRoot.prototype, 'adoptedStyleSheets', { get: () => [] });
@@ -86,4 +86,31 @@ test('a list goes on after its callback has failed', async () => {
   console.error = error;
   list.close();
   assert.deepEqual([told, complaints], [[['item/1'], ['item/2']], ['of the page']]);
+});
+
+test('an element that comes back keeps a text that a later page has found not to be stored', async () => {
+  for (const isRefused of [true, false]) {
+    await forgetAll();
+    const { answer } = server, saved = '2'.repeat(32), one = await opens('<input name=a>');
+    server.answer = request => request.url.includes('saved_under') ? { status: 200, body: { ...mine, saved } } : answer(request);
+    person.types(one.form.elements.a, 'typed');
+    one.form.dispatchEvent(new window.SubmitEvent('submit', { bubbles: true, cancelable: true }));
+    await sleep(5);
+    const comes = name => window.dispatchEvent(Object.assign(new window.Event(name), { persisted: true }));
+    comes('pagehide');
+    await settled();
+    locks.held.clear();   // of the page that was left
+    if (isRefused) {
+      const form = Object.assign(document.createElement('form'), { method: 'post', innerHTML: '<input name=a>' });
+      document.body.append(form);
+      const two = await keep(form, { saved: ({ token }) => token && saved, lock: new Lock(undefined, saved) });
+      assert.equal(two.found.length, 1);
+      await two.end();
+    }
+    comes('pageshow');
+    await settled();
+    await sleep(50);
+    await one.closes();
+    assert.deepEqual((await rows()).map(it => it.records.map(it => it.value)), isRefused ? [['typed']] : [], String(isRefused));
+  }
 });

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { beforeEach, test } from 'node:test';
-import { DocLock, Lock, forgetAll, keep, keeping, person, rows, server, settled, show, sleep, trusted, window } from './page.mjs';
+import { DocLock, Lock, forgetAll, keep, keeping, locks, person, rows, server, settled, show, sleep, trusted, window } from './page.mjs';
 
 const V = n => String(n).repeat(32);
 const names = texts => texts.map(it => Object.keys(it.fields));
@@ -222,6 +222,27 @@ test('a page that comes back from a button whose handler stores only a part leav
   const two = await keep(show(html()), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
   assert.deepEqual(two.found.map(it => it.fields), [{ body: ['typed'] }]);
   await two.end();
+});
+
+test('a page that comes back keeps a text that a later page has found not to be stored', async () => {
+  const saved = ({ token }) => token && 'v2', one = await keep(show(html()), { saved }), { form } = one.fields;
+  person.types(form.elements.body, 'refused');
+  submit(form);
+  const comes = name => window.dispatchEvent(Object.assign(new window.Event(name), { persisted: true }));
+  comes('pagehide');
+  await settled();
+  locks.held.clear();   // of the page that was left
+  const two = await keep(show(html()), { saved });
+  assert.deepEqual(two.found.map(it => it.submitted), [true]);
+  await two.crash();
+  document.body.replaceChildren(form);
+  comes('pageshow');
+  await settled();
+  assert.deepEqual([...one.fields.records.values()].map(it => it.value), ['refused']);
+  // Nor does it count as saved when more is typed.
+  person.types(form.elements.title, 'more');
+  await one.crash();
+  assert.deepEqual((await rows()).map(it => [it.records.map(it => it.value), it.sent.token]), [[['refused', 'more'], null]]);
 });
 
 test('what is sent while the text is written down is not marked in that text', async () => {
