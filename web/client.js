@@ -1010,7 +1010,7 @@ export class DocLock extends EventTarget {
   getSnapshot = () => this.#snapshot ??= Object.freeze(Object.fromEntries([...FACTS, 'version'].map(name => [name, this[name]])));
 
   get version() { return this.#lock.version ?? null; }
-  set version(tag) { this.#lock.shows(versionIn(tag)); }
+  set version(tag) { this.#lock.shows(versionIn(tag), true); }
 
   acquire() { return this.#ask({}); }
   takeOver() { return this.#ask({ take_over: true }); }
@@ -1660,9 +1660,13 @@ class PageLock {
     if (this.version !== undefined && (version || isSave)) this.shows(version);
   }
 
-  shows(version) {
+  /** `isLoaded`: the page says so, and not the answer to its save. */
+  shows(version, isLoaded = false) {
     [this.version, this.#told] = [version, undefined];
-    queueMicrotask(() => this.#changed());   // not before the caller knows this lock
+    queueMicrotask(() => {   // not before the caller knows this lock
+      if (isLoaded) this.#tell('loaded');
+      this.#changed();
+    });
   }
 
   async #isGone() {

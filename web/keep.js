@@ -226,11 +226,11 @@ class Keeper {
       if (saves && sent.has(request)) typed.saved(sent.get(request), saves);
       sent.delete(request);
     }, { signal });
-    lock.addEventListener('change', () => {
-      if (!form && !sent.size && lock.version !== this.#version) this.#loads();
+    lock.addEventListener('loaded', () => {
+      if (!form && lock.version !== this.#version) this.#loads();
       this.#version = lock.version;
-      this.#look();
     }, { signal });
+    lock.addEventListener('change', () => this.#look(), { signal });
     this.#hold();
     keepers.add(this);
     listen();

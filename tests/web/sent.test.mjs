@@ -292,3 +292,31 @@ test('a text that another tab has discarded or cleared does not come back', asyn
   assert.deepEqual(await left(), []);
   await page.end();
 });
+
+test('typed text that gives way to a loaded one is offered, also while a write is under way', async () => {
+  for (const how of ['none', 'headers', 'fetch']) {
+    await forgetAll();
+    const lock = DocLock.open('/locks/item/1', { version: V(1) }), found = [];
+    await new Promise(done => lock.addEventListener('held', done));
+    let shown = { body: 'a' }, answers;
+    const keeper = await lock.keep({ read: () => shown, write: all => { shown = all; } }, { onkept: it => found.push(it) });
+    const types = body => { shown = { body }; keeper.changed(); };
+    await settled();
+    types('typed');
+    if (how === 'headers') lock.headers();   // and no answer is told
+    doc.store = () => new Promise(done => { answers = () => done({ status: 422 }); });
+    const sent = how === 'fetch' && lock.fetch('/api/1', { method: 'PUT' });
+    shown = { body: 'of a colleague' };
+    lock.version = V(2);
+    await settled();
+    types('of a colleague!');
+    await keeper.flush();
+    answers?.();
+    await sent;
+    assert.deepEqual(found.map(it => it.fields), [{ body: 'typed' }], how);
+    assert.deepEqual((await rows()).flatMap(it => it.records.map(it => [it.base, it.value])).sort(), [['a', 'typed'], ['of a colleague', 'of a colleague!']]);
+    keeper.close();
+    await lock.close();
+    await settled();
+  }
+});

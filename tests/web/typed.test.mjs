@@ -268,7 +268,7 @@ test('what an editor without a form has loaded is not typed, and typed text that
   const loads = (version, all) => {
     shown = { ...shown, ...all };
     lock.version = version;
-    lock.dispatchEvent(new window.Event('change'));
+    lock.dispatchEvent(new window.Event('loaded'));
   }, types = body => {
     shown = { ...shown, body };
     keeper.changed();
@@ -283,7 +283,11 @@ test('what an editor without a form has loaded is not typed, and typed text that
   types('of a colleague, and more');
   assert.deepEqual((await kept()).sort(), [['v3', 'body', 'a', 'typed'], ['v4', 'body', 'of a colleague', 'of a colleague, and more']]);
   // A save of its own: more is typed, and told later.
-  lock.saves(true, () => loads('v5', { body: 'of a colleague, and more, and more' }));
+  lock.saves(true, () => {
+    shown.body = 'of a colleague, and more, and more';
+    lock.version = 'v5';
+    lock.dispatchEvent(new window.Event('change'));
+  });
   types('of a colleague, and more, and more!');
   assert.deepEqual([page.found.length, (await kept()).map(it => it.at(-1)).sort()], [1, ['of a colleague, and more, and more!', 'typed']]);
   await page.end();
