@@ -775,6 +775,9 @@ export class Fields extends Typed {
     return delivered !== undefined && !this.records.has(idOf(record)) && !same(delivered, record.value);
   }
 
+  /** True if the field was delivered blank: the text may be that of the browser, or the stored one by a script. */
+  isBlank(record) { return record.mark === null && this.#find(record)?.field.defaultValue === '' && !this.records.has(idOf(record)); }
+
   putBack(record) {
     const place = this.#find(record);
     if (place) place.put(place.delivered);

@@ -93,8 +93,8 @@ async function unsaved(text, wasSaved, typed = null) {
   const { sent } = text;
   if (!text.records.some(it => it.isSent) || !await wasSaved(sent)) return text;
   const isRefused = it => it.isSent && typed?.hasBase(it) === true;
-  // A request of a script names the fields that it saves.
-  const isSure = it => typed && !sent.isForm ? typed.hasBase(it) === false : sent.isWhole;
+  // A request of a script names the fields that it saves, and another address may have a handler of its own.
+  const isSure = it => sent.isWhole || !sent.isElsewhere && typed?.hasBase(it) === false;
   const records = text.records.filter(it => !it.isSent || isRefused(it) || !isSure(it) && !typed?.isStored(it));
   const left = { records, sent: records.some(isRefused) ? { ...sent, token: null } : sent };
   await (records.length ? change(text, left) : remove(text));
@@ -139,6 +139,7 @@ class Told extends Typed {
   hasBase(record) { return same(this.stored(record), record.base); }
   isStored(record) { return same(this.stored(record), record.value); }
   isFilled() { return false; }
+  isBlank() { return false; }
   adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it, isSent: false }); }
 
   put(records) {
@@ -204,8 +205,8 @@ class Keeper {
         const { submitter } = event;
         if (event.target !== form || event.defaultPrevented || !isPost(form, submitter)) return;
         // A button with a name or an address of its own may have a handler that stores only a part.
-        const isWhole = !submitter?.name && !submitter?.hasAttribute('formaction');
-        this.#sends({ isForm: true, isWhole }, true, this.#values = typed.values);
+        const isElsewhere = Boolean(submitter?.hasAttribute('formaction')), isWhole = !submitter?.name && !isElsewhere;
+        this.#sends({ isForm: true, isWhole, isElsewhere }, true, this.#values = typed.values);
         this.flush();
       }, { signal });
     }
@@ -415,7 +416,7 @@ class Keeper {
       if (await this.#write()) await remove(text);
       return;
     }
-    if (isShown && !filled.length) return remove(text);
+    if (isShown && !filled.length) return records.some(it => typed.isBlank(it)) || remove(text);
     if (isShown) for (const it of filled) typed.putBack(it);   // over another version, it would be saved unseen
     this.#options.onkept?.(this.#offer(text));
   }

@@ -140,7 +140,7 @@ test('a dialog and a preview save nothing, and a form that was sent is kept unti
   assert.equal((await rows())[0].sent, null);
   submit(form, save);
   await page.crash();
-  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true, isWhole: true });
+  assert.deepEqual((await rows())[0].sent, { token: 't1', version: 'v1', isForm: true, isWhole: true, isElsewhere: false });
   // Not saved, as far as the server knows: it is offered as a text that was sent.
   const unknown = await keep(show('<input name=a>'), { lock: new Lock(undefined, 'v2', 't2') });
   assert.deepEqual(unknown.found.map(it => it.submitted), [true]);
@@ -448,4 +448,22 @@ test('a write of another tab that comes just after clearKept is deleted by that 
   await sleep(50);
   await settled();
   assert.deepEqual(await rows(), []);
+});
+
+test('a text that the browser may have put into a blank field over another version stays kept', async () => {
+  const html = (body = '') => `<textarea name=body>${body}</textarea>`;
+  const one = await keep(show(html()));
+  person.types(one.fields.form.elements.body, 'typed');
+  await one.crash();
+  const form = show(html());
+  form.elements.body.value = 'typed';   // by the browser, or by a script that has loaded it
+  const two = await keep(form, { lock: new Lock(undefined, 'v2') });
+  assert.deepEqual([two.found.length, two.fields.records.size, (await rows()).length], [0, 0, 1]);
+  await two.crash();
+  const three = await keep(show(html('by a colleague')), { lock: new Lock(undefined, 'v3') });
+  assert.deepEqual(three.found.map(it => it.fields), [{ body: ['typed'] }]);
+  await three.end();
+  const four = await keep(show(html('typed')), { lock: new Lock(undefined, 'v4') });
+  assert.deepEqual([four.found.length, await rows()], [0, []]);
+  await four.end();
 });

@@ -116,8 +116,8 @@ test('a text that was not stored stays so when a colleague changes its field', a
     await page.end();
     return page.found.map(it => it.submitted);
   };
-  // By a button of its own, also if the page was not opened meanwhile.
-  for (const [n, ...bodies] of [[0, '', 'by a colleague'], [2, '', 'by a colleague'], [2, 'by a colleague']]) {
+  // By a button with an address of its own, also if the page was not opened meanwhile.
+  for (const [n, ...bodies] of [[0, '', 'by a colleague'], [2, '', 'by a colleague'], [1, 'by a colleague']]) {
     await forgetAll();
     const one = await keep(show(html()));
     person.types(one.fields.form.elements.body, 'typed');
