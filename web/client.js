@@ -1620,19 +1620,20 @@ class PageLock {
     if (named && isWrite && !all.has('If-Match')) all.set('If-Match', `"${named}"`);
     request.isSent = true;
     if (isWrite) this.#tell('sending', request);
+    // A redirect may lead to a login page; and a proxy or a service worker may answer without the application.
+    const isReached = ({ redirected, headers }) => !redirected && (!all.has('Doclock-Person') || headers.has('Doclock-Person'));
     let told = null;   // what is saved, if that is known
     const sent = fetch(url, { ...init, headers: all }).then(response => {
-      const { ok, status, redirected } = response;   // a redirect may lead to a login page
-      if (!redirected) told = ok ? saves : isRefusal(status) ? false : null;
-      if (ok && !redirected && isWrite && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
+      const { ok, status, redirected } = response;
+      if (ok ? isReached(response) : isRefusal(status) && !redirected) told = ok && saves;
+      if (ok && isReached(response) && isWrite && locks.length === 1) this.#wrote(versionIn(response.headers.get('ETag')), saves);
       return response;
     }).finally(() => isWrite && this.#tell('written', { request, saves: told }));
     for (const lock of locks) lock.#sent.add(sent);
     const response = await sent.finally(() => { for (const lock of locks) lock.#sent.delete(sent); });
     if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
     if (response.ok && releases) {
-      // If it was redirected, perhaps to a login page, the locks may be there still.
-      for (const lock of locks) if (!response.redirected || await lock.#isGone()) lock.#free();
+      for (const lock of locks) if (isReached(response) || await lock.#isGone()) lock.#free();
     } else if (REFUSALS.includes(response.status)) {
       if (locks.length === 1) await this.refused({ status: response.status, body: await problemIn(response) });
       else await this.check();   // tells which of them is lost

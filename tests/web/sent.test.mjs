@@ -71,6 +71,19 @@ test('a refused text is not stored by the next write under the same lock', async
   }
 });
 
+test('a page that answers a save without the application is no save', async () => {
+  const one = await visits(html());
+  person.types(one.form.elements.body, 'typed');
+  doc.store = async () => ({ status: 200, person: null, headers: {} });   // a login page, by a proxy
+  await stores(one, {});
+  assert.equal(one.lock.version, V(1), 'the next save has the same condition');
+  Object.assign(doc, { version: 1, saved: null });
+  await one.leaves();
+  const two = await visits(html());
+  assert.deepEqual(names(two.found), [['body']]);
+  await two.leaves();
+});
+
 test('a text that got no answer is known as saved later, unless its field is as it was before', async () => {
   for (const [body, kept] of [['typed, and normalised', []], ['', [['body']]]]) {
     await forgetAll();
