@@ -765,9 +765,15 @@ export class Fields extends Typed {
 
   /** True if the page was delivered with this text in its field; if that is gone, in any field of its kind. */
   isStored(record) {
-    const place = this.#find(record), isOfKind = ({ name, mark }) => kindOf(name) === kindOf(record.name) && mark === record.mark;
-    return (place ? [place] : this.#places().filter(isOfKind)).some(it => same(lines(it.delivered ?? it.value), lines(record.value)));
+    const place = this.#find(record), plain = value => typeof value === 'string' ? lines(value).trim() : value;
+    const all = place ? [place] : this.#ofKind(record).filter(({ mark }) => mark === record.mark);
+    return all.some(it => same(plain(it.delivered ?? it.value), plain(record.value)));
   }
+
+  /** False if this form has no field of this kind: another form of the document has. */
+  knows(record) { return this.#ofKind(record).length > 0; }
+
+  #ofKind({ name }) { return this.#places().filter(it => kindOf(it.name) === kindOf(name)); }
 
   /** True if the browser has put this text of an earlier visit over the one that was delivered. */
   isFilled(record) {
@@ -776,7 +782,7 @@ export class Fields extends Typed {
   }
 
   /** True if the field was delivered blank: the text may be that of the browser, or the stored one by a script. */
-  isBlank(record) { return record.mark === null && this.#find(record)?.field.defaultValue === '' && !this.records.has(idOf(record)); }
+  isBlank(record) { return record.mark === null && record.value !== '' && this.#find(record)?.field.defaultValue === '' && !this.records.has(idOf(record)); }
 
   putBack(record) {
     const place = this.#find(record);

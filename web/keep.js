@@ -71,9 +71,12 @@ const keyOf = ({ person, url, id }) => [person, url, id];
 const from = (...key) => IDBKeyRange.bound(key, [...key, []]);
 const put = text => within('readwrite', store => { store.put(text); });
 const remove = text => within('readwrite', store => { store.delete(keyOf(text)); });
-// Another tab may have removed the text: it does not come back.
+// Another tab may have removed the text: it does not come back. And records of a page that has written more meanwhile are its own.
 const change = (text, how) => within('readwrite', store => {
-  store.get(keyOf(text)).onsuccess = ({ target }) => target.result && store.put({ ...target.result, ...how });
+  store.get(keyOf(text)).onsuccess = ({ target: { result } }) => {
+    if (!result || how.records && result.at !== text.at) return;
+    how.records?.length === 0 ? store.delete(keyOf(text)) : store.put({ ...result, ...how });
+  };
 }, false);
 const textsOf = (person, url) => within('readonly', store => done(store.getAll(from(person, url))));
 
@@ -85,7 +88,7 @@ async function clean(now) {
 }
 
 /**
- * The text without what the server has stored; `null` if nothing is left. The server knows that something was saved under the lock,
+ * The text without what the server has stored; `null` if nothing is left for this page. The server knows that something was saved under the lock,
  * and not what: a field that is as it was before was not, and no later save changes that. Where nothing can be compared, the whole form
  * must have been sent, or its fields show the text.
  */
@@ -97,8 +100,8 @@ async function unsaved(text, wasSaved, typed = null) {
   const isSure = it => sent.isWhole || !sent.isElsewhere && typed?.hasBase(it) === false;
   const records = text.records.filter(it => !it.isSent || isRefused(it) || !isSure(it) && !typed?.isStored(it));
   const left = { records, sent: records.some(isRefused) ? { ...sent, token: null } : sent };
-  await (records.length ? change(text, left) : remove(text));
-  return records.length ? { ...text, ...left } : null;
+  await change(text, left);
+  return records.some(it => !it.isSent || typed?.knows(it) !== false) ? { ...text, ...left } : null;
 }
 
 export async function settle(person, url, wasSaved) {
@@ -120,7 +123,12 @@ class Told extends Typed {
 
   #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
   notes() { this.#before = this.#read(); }
-  read() {}
+  // What was typed just now may be told later.
+  read() { this.hear(); }
+  saved(...all) {
+    this.hear();
+    super.saved(...all);
+  }
   close() {}
 
   hear() {
@@ -138,6 +146,7 @@ class Told extends Typed {
   shows({ name, value }) { return same(this.#read()[name], value); }
   hasBase(record) { return same(this.stored(record), record.base); }
   isStored(record) { return same(this.stored(record), record.value); }
+  knows() { return true; }
   isFilled() { return false; }
   isBlank() { return false; }
   adopt(records) { for (const it of records) if (!this.records.has(it.name)) this.records.set(it.name, { ...it, isSent: false }); }
@@ -435,8 +444,8 @@ class Keeper {
       restore() {
         if (offer.isGone) return {};
         if (typed.records.size) keeper.#setAside();
-        const left = open = typed.put(records);
-        keeper.flush().then(() => left.length || keeper.problem || keeper.#forget(text));
+        const isKept = !keeper.#ends.signal.aborted, left = open = typed.put(records);
+        keeper.flush().then(() => isKept && !left.length && !keeper.problem && keeper.#forget(text));
         return typed.show(left);
       },
       discard: () => this.#forget(text),

@@ -467,3 +467,25 @@ test('a text that the browser may have put into a blank field over another versi
   assert.deepEqual([four.found.length, await rows()], [0, []]);
   await four.end();
 });
+
+test('a cleared field is no text that the browser may have put there', async () => {
+  const html = (title, note) => `<input name=title value="${title}"><textarea name=note>${note}</textarea>`;
+  const one = await keep(show(html('a', 'old'))), { title, note } = one.fields.form.elements;
+  person.types(title, 'new');
+  person.types(note, '');
+  await one.crash();
+  const two = await keep(show(html('new', '')), { lock: new Lock(undefined, 'v2') });
+  assert.deepEqual([two.found.length, await rows()], [0, []], 'what the page shows is stored');
+  await two.end();
+});
+
+test('a text that is put back into a page that keeps nothing any more stays kept', async () => {
+  const one = await keep(show('<input name=a>'));
+  person.types(one.fields.form.elements.a, 'typed');
+  await one.crash();
+  const two = await keep(show('<input name=a>'));
+  two.keeper.close();
+  assert.deepEqual(two.found[0].restore(), {});
+  await settled();
+  assert.equal((await rows()).length, 1);
+});

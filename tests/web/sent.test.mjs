@@ -146,7 +146,7 @@ test('what a button with a name has stored is known, also in fields that cannot 
   const rowsOf = (...all) => all.map((it, n) => row(n, ...it)).join('') + '<button name=_save>S</button>';
   for (const [before, after, kept] of [
     [two('', ''), two('first', 'second'), []], [two('', ''), two('first', 'third'), [['a']]],
-    [rowsOf([5, 'a'], ['', ''], ['', '']), rowsOf([5, 'a'], [6, 'first'], [7, 'second']), []],
+    [rowsOf([5, 'a'], ['', ''], ['', '']), rowsOf([5, 'a'], [6, 'first'], [7, ' second ']), []],
     [rowsOf([5, 'a'], ['', ''], ['', '']), rowsOf([5, 'a'], [6, 'first']), [['items[2].text']]],
   ]) {
     await forgetAll();
@@ -157,6 +157,38 @@ test('what a button with a name has stored is known, also in fields that cannot 
     const next = await keep(show(after), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
     assert.deepEqual([next.found.length, await left()], [kept.length, kept], after);
     await next.end();
+  }
+});
+
+test('a text of another form of the document is offered there only', async () => {
+  const step = (name, value = '') => `<input name=${name} value="${value}"><button name=go>N</button>`;
+  const one = await keep(show(step('a'))), { form } = one.fields;
+  person.types(form.elements.a, 'first');
+  submit(form, form.querySelector('button'));
+  await one.crash();
+  for (const [html, offered, kept] of [[step('b'), 0, [['a']]], [step('b') + step('a', 'first'), 0, []]]) {
+    const page = await keep(show(html), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
+    assert.deepEqual([page.found.length, await left()], [offered, kept]);
+    await page.end();
+  }
+});
+
+test('what a living page writes while another one asks the server stays', async () => {
+  for (const isWhole of [true, false]) {
+    await forgetAll();
+    const page = await keep(show(html())), { form } = page.fields;
+    person.types(form.elements.body, 'sent');
+    submit(form, isWhole ? null : form.querySelectorAll('button')[2]);
+    await page.keeper.flush();
+    let answer;
+    const settling = keeping.settle('alice', '/locks/item/1', () => new Promise(done => { answer = done; }));
+    while (!answer) await sleep(1);
+    person.types(form.elements.body, 'sent, and more');
+    await page.keeper.flush();
+    answer('v2');
+    await settling;
+    assert.deepEqual((await rows()).map(it => it.records.map(it => it.value)), [['sent, and more']]);
+    await page.end();
   }
 });
 

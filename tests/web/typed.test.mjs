@@ -292,3 +292,14 @@ test('what an editor without a form has loaded is not typed, and typed text that
   assert.deepEqual([page.found.length, (await kept()).map(it => it.at(-1)).sort()], [1, ['of a colleague, and more, and more!', 'typed']]);
   await page.end();
 });
+
+test('what was typed into an editor without a form while it was saved stays kept, also if the page tells of it later', async () => {
+  let shown = { body: 'a' };
+  const one = await keep({ read: () => shown, write: all => { shown = all; } });
+  shown = { body: 'ab' };
+  one.keeper.changed();
+  one.lock.saves(true, () => { shown = { body: 'abc' }; });
+  one.keeper.changed();
+  await one.crash();
+  assert.deepEqual((await rows()).map(it => it.records.map(it => it.value)), [['abc']]);
+});
