@@ -12,6 +12,38 @@ pub(crate) struct Names {
     pub(crate) user: String,
 }
 
+impl Names {
+    fn id_in(&self, state: &State) -> Option<String> {
+        state.get(self.id.as_ref()?).cloned()
+    }
+
+    pub(crate) fn user_in<'a>(&self, state: &'a State) -> Option<&'a String> {
+        state.get(&self.user).filter(|json| *json != "null")
+    }
+
+    /// The session that was loaded in this state. The one of a person without an id may get one at any moment; the one of a
+    /// visitor is another one when it has one.
+    pub(crate) fn whose(&self, loaded: &State) -> Option<Whose> {
+        let (entry, id) = (self.id.clone()?, self.id_in(loaded));
+        let is_known = id.is_some() || self.user_in(loaded).is_none();
+        is_known.then(|| Whose { entry, ids: vec![id] })
+    }
+}
+
+/// The session whose entry has one of these values: the one that was loaded, or the one that an earlier attempt has written.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Whose {
+    pub(crate) entry: String,
+    pub(crate) ids: Vec<Option<String>>,
+}
+
+impl Whose {
+    /// The id as it was loaded.
+    pub(crate) fn id(&self) -> Option<String> {
+        self.ids.first()?.as_deref().map(text_of)
+    }
+}
+
 /// The difference between the loaded session and the one to be saved.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Change {
@@ -23,9 +55,8 @@ pub(crate) struct Change {
     pub(crate) user: Fact,
     /// The id of the session that this one replaces.
     pub(crate) former_id: Option<String>,
-    /// The change is only of a session whose entry of this name has one of these values: the one that was loaded, or the one
-    /// that an earlier attempt has written. Without it, the session is whichever its key finds.
-    pub(crate) only_of: Option<(String, [Option<String>; 2])>,
+    /// Without it, the session is whichever its key finds.
+    pub(crate) only_of: Option<Whose>,
 }
 
 /// The change to a field outside the state.
@@ -41,26 +72,29 @@ impl Change {
     /// also replaces everything, whatever other requests added in the meantime.
     pub(crate) fn between(base: Option<State>, state: State, names: &Names) -> Self {
         let is_kept = |base: &State| base.is_empty() || base.keys().any(|k| state.contains_key(k));
-        let id = |state: &State| state.get(names.id.as_ref()?).cloned();
-        let ids = base.as_ref().map(|base| [id(base), id(&state)]);
-        let former_id = base.as_ref().and_then(id).filter(|it| id(&state).as_ref() != Some(it));
+        let id = names.id_in(&state);
+        let former_id = base.as_ref().and_then(|base| names.id_in(base));
+        let former_id = former_id.filter(|it| id.as_ref() != Some(it)).as_deref().map(text_of);
+        let whose = base.as_ref().and_then(|base| names.whose(base));
         let kept = base.filter(|base| is_kept(base) && former_id.is_none());
         let replaces = kept.is_none();
+        // A visitor may log in at the same moment: that keeps the entries of other requests, and goes before a clear.
+        let only_of = whose.filter(|it| it.id().is_some() || replaces && id.is_none());
+        let only_of =
+            only_of.map(|it| Whose { ids: it.ids.into_iter().chain([id.clone()]).collect(), ..it });
         let base = kept.unwrap_or_default();
         let removed: Vec<_> =
             base.keys().filter(|name| !state.contains_key(*name)).cloned().collect();
         let is_new = |name: &String, value: &String| base.get(name) != Some(value);
         let set: State = state.into_iter().filter(|(name, value)| is_new(name, value)).collect();
-        let fact = |name: &String| match set.get(name) {
+        let fact = |name: &String, json: Option<&String>| match json {
             Some(json) => Fact::Is(text_of(json)),
             None if replaces || removed.contains(name) => Fact::Gone,
             None => Fact::Unchanged,
         };
-        let (id, user) = (names.id.as_ref().map_or(Fact::Unchanged, fact), fact(&names.user));
-        let former_id = former_id.as_deref().map(text_of);
-        // A visitor may log in at the same moment: that keeps the entries of other requests, and goes before a clear.
-        let ids = ids.filter(|[was, now]| was.is_some() || replaces && now.is_none());
-        let only_of = names.id.clone().zip(ids);
+        let user = fact(&names.user, set.get(&names.user));
+        // A server that did not know the entry may have saved the session before.
+        let id = names.id.as_ref().map_or(Fact::Unchanged, |name| fact(name, id.as_ref()));
         Self { replaces, set, removed, id, user, former_id, only_of }
     }
 }

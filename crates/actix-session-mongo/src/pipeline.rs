@@ -19,7 +19,7 @@ use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
 use crate::{
-    change::{Change, Fact},
+    change::{Change, Fact, Whose},
     end::EndReason,
 };
 
@@ -33,26 +33,24 @@ pub(crate) fn live(field: &str, value: impl Into<Bson>) -> Document {
     }
 }
 
-/// A session that can be loaded, with this id if one is given; or a session that `call` has ended.
-pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Document {
-    let by_call = doc! { "_id": { "$eq": key.clone() }, "by": call.to_string() };
+/// This session, if it can be loaded: another request may have cleared it since, or logged somebody else in. Its state tells:
+/// `aid` is only there if the session was saved by a store that has named it.
+pub(crate) fn live_of(whose: Option<&Whose>, key: Bson) -> Document {
     let mut live = live("_id", key);
-    live.extend(id.map(|id| ("aid".to_owned(), doc! { "$eq": id }.into())));
-    doc! { "$or": [live, by_call] }
-}
-
-/// The session that this change was made to. Another request may have cleared it since, or logged somebody else in. Its state
-/// tells: `aid` is only there if the session was saved by a store that has named it.
-pub(crate) fn changed_by(change: &Change, key: Bson) -> Document {
-    let mut live = live("_id", key);
-    if let Some((name, ids)) = &change.only_of {
+    if let Some(Whose { entry, ids }) = whose {
         let has = |id: &Option<String>| match id {
-            Some(id) => doc! { "state": { "$elemMatch": { "k": name, "v": id } } },
-            None => doc! { "state.k": { "$ne": name } },
+            Some(id) => doc! { "state": { "$elemMatch": { "k": entry, "v": id } } },
+            None => doc! { "state.k": { "$ne": entry } },
         };
         live.insert("$or", ids.iter().map(has).collect::<Vec<_>>());
     }
     live
+}
+
+/// The same, or the session that `call` has ended.
+pub(crate) fn live_or_ended_by(whose: Option<&Whose>, key: Bson, call: Uuid) -> Document {
+    let by_call = doc! { "_id": { "$eq": key.clone() }, "by": call.to_string() };
+    doc! { "$or": [live_of(whose, key), by_call] }
 }
 
 pub(crate) fn create(change: &Change, ttl: Duration, absolute: Option<Duration>) -> Vec<Document> {
@@ -109,10 +107,15 @@ pub(crate) fn end(reason: EndReason, grace: Duration, by: Option<Uuid>) -> Vec<D
     vec![doc! { "$set": ended }, doc! { "$unset": "state" }]
 }
 
+/// The end of the session of this id.
+pub(crate) fn logged_out(id: Option<&str>, grace: Duration, by: Option<Uuid>) -> Vec<Document> {
+    let named = id.map(|id| doc! { "$set": { "aid": { "$literal": id } } });
+    named.into_iter().chain(end(EndReason::LoggedOut, grace, by)).collect()
+}
+
 /// The end of a session whose record another one goes on in.
 pub(crate) fn replaced(id: &str, grace: Duration) -> Vec<Document> {
-    let mut stages = vec![doc! { "$set": { "aid": { "$literal": id } } }];
-    stages.extend(end(EndReason::LoggedOut, grace, None));
+    let mut stages = logged_out(Some(id), grace, None);
     // A sweep that has taken an earlier note does not finish this one.
     stages.push(doc! { "$unset": "by" });
     stages

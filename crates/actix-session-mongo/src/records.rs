@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::{
-    change::{Change, Fact, State},
+    change::{Change, Fact, State, Whose},
     end::{EndReason, SessionEnd},
     indexes, pipeline,
 };
@@ -145,7 +145,7 @@ impl Records {
         ttl: Duration,
         grace: Duration,
     ) -> Result<Updated> {
-        let mine = pipeline::changed_by(change, hashed(key));
+        let mine = pipeline::live_of(change.only_of.as_ref(), hashed(key));
         let former = match &change.former_id {
             Some(id) if self.exists(mine.clone()).await? => Some(id),
             _ => None,
@@ -181,18 +181,17 @@ impl Records {
     /// Makes the end of the session due after `grace`, unless a session with the same id exists by
     /// then: a new key for an old session is also a deletion and a new session.
     ///
-    /// Returns `Some` if the session was live, and had this id if one is given, with the rest of its
-    /// absolute time-out. `call` recognises an earlier attempt of the same deletion whose reply was
+    /// Returns `Some` if the session was live, and this one if that is known, with the rest of its absolute time-out. `call` recognises an earlier attempt of the same deletion whose reply was
     /// lost.
     pub(crate) async fn delete(
         &self,
         key: &str,
-        id: Option<&str>,
+        whose: Option<&Whose>,
         grace: Duration,
         call: Uuid,
     ) -> Result<Option<Option<Duration>>> {
-        let live = pipeline::live_or_ended_by(hashed(key), id, call);
-        let end = pipeline::end(EndReason::LoggedOut, grace, Some(call));
+        let live = pipeline::live_or_ended_by(whose, hashed(key), call);
+        let end = pipeline::logged_out(whose.and_then(Whose::id).as_deref(), grace, Some(call));
         let deleted = self.collection.find_one_and_update(live, end);
         Ok(deleted.projection(pipeline::absolute_left()).await?.map(|record| {
             let left = record.get_i64("left").ok()?;

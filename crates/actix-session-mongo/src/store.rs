@@ -17,7 +17,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    change::{Change, Names, State, text_of},
+    change::{Change, Names, State},
     end::{EndReason, Hook, SessionEnd},
     error::{Error, is_transient},
     records::{LEASE, Records, StoredSession, Updated},
@@ -160,12 +160,10 @@ impl MongoSessionStore {
         let key = generate_session_key();
         let loaded = request(|it| it.loaded.clone()).flatten().map(|(_, state)| state);
         if request(|it| it.has_ended) == Some(true) {
-            let is_somebody = |user: &&String| *user != "null";
-            let user =
-                |state: &State| state.get(&self.inner.names.user).filter(is_somebody).cloned();
+            let is_somebodys = |state: &State| self.inner.names.user_in(state).is_some();
             // Only a visitor logs in: a session with a user, whichever, must not live on after its end.
             let is_login =
-                user(&state).is_some() && loaded.as_ref().is_some_and(|it| user(it).is_none());
+                is_somebodys(&state) && loaded.as_ref().is_some_and(|it| !is_somebodys(it));
             if !is_login {
                 // This would be the renewed session, but the session has ended. No record has this key.
                 return Ok(key);
@@ -245,14 +243,13 @@ impl SessionStore for MongoSessionStore {
     }
 
     async fn delete(&self, key: &SessionKey) -> Result<(), anyhow::Error> {
-        // Uses the id from the load: another request may have cleared it since.
+        // As it was loaded: another request may have changed it since.
         let loaded = request(|it| it.loaded.clone()).flatten();
-        let id_key = self.inner.names.id.as_ref();
-        let id = id_key.and_then(|id_key| Some(text_of(loaded?.1.get(id_key)?)));
-        let args = (key.as_ref().to_owned(), id, self.grace(), Uuid::new_v4());
+        let whose = loaded.and_then(|(_, state)| self.inner.names.whose(&state));
+        let args = (key.as_ref().to_owned(), whose, self.grace(), Uuid::new_v4());
         let deleted =
-            self.run("deleting a web session", args, |records, (key, id, grace, call)| {
-                Box::pin(records.delete(key, id.as_deref(), *grace, *call))
+            self.run("deleting a web session", args, |records, (key, whose, grace, call)| {
+                Box::pin(records.delete(key, whose.as_ref(), *grace, *call))
             });
         match deleted.await.map_err(failed)? {
             None => request(|it| it.has_ended = true),

@@ -198,15 +198,56 @@ async fn a_login_goes_before_the_clear_of_a_visitor_at_the_same_moment() {
 
 /// By an older server, for example.
 #[actix_web::test]
-async fn a_session_that_was_saved_without_its_id_is_changed_like_any_other() {
+async fn a_session_that_was_saved_without_its_id_is_changed_and_ended_like_any_other() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let older = MongoSessionStore::builder(&server.database).user_key("name").without_sweeps();
     let older = older.build().await.unwrap();
-    let key = older.save(state_of("alice", "1"), &DAY).await.unwrap();
-    let alice = browser_with(&app, &key);
+    let of_alice = async |id: &str| older.save(state_of("alice", id), &DAY).await.unwrap();
+
+    let alice = browser_with(&app, &of_alice("1").await);
     alice.post_json("/change", json!({ "set": { "cart": 1 } })).await;
     assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice", "cart": 1 }));
+    server.sessions.revoke("1").await.unwrap();
+    assert_eq!(alice.get("/state").await.json(), json!({}), "the first change has named it");
+
+    let key = of_alice("2").await;
+    let alice = browser_with(&app, &key);
+    alice.post("/renew").await;
+    assert_eq!(server.load(&key).await, None);
+    assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice" }));
+
+    let key = of_alice("3").await;
+    browser_with(&app, &key).post("/purge").await;
+    assert_eq!(server.load(&key).await, None);
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    server.sessions.sweep().await.unwrap();
+    assert!(server.told().contains(&("3".to_owned(), EndReason::LoggedOut)), "{:?}", server.told());
+}
+
+#[actix_web::test]
+async fn a_late_logout_of_a_visitor_leaves_a_login_alone_and_that_of_a_person_ends_the_session() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let purge = || json!({ "wait": true, "purge": true });
+    let visitor = Browser::new(&app);
+    visitor.post_json("/change", json!({ "set": { "theme": 1 } })).await;
+    let other = visitor.copy();
+    let login = other.post_json("/change", json!({ "set": { "name": "bob", ID: "2" } }));
+    server.while_it_waits(visitor.post_json("/change", purge()), login).await;
+    for browser in [visitor, other] {
+        assert_eq!(browser.get("/state").await.json(), json!({ "theme": 1, "name": "bob" }));
+    }
+
+    // A person whose session gets its id only now.
+    for script in [purge(), json!({ "wait": true, "clear": true })] {
+        let name = State::from([("name".to_owned(), "\"alice\"".to_owned())]);
+        let key = server.sessions.save(name, &DAY).await.unwrap();
+        let (tab, other) = (browser_with(&app, &key), browser_with(&app, &key));
+        let named = other.post_json("/change", json!({ "set": { ID: "3" } }));
+        server.while_it_waits(tab.post_json("/change", script.clone()), named).await;
+        assert_eq!(other.get("/state").await.json(), json!({}), "{script}");
+    }
 }
 
 /// Here no id vanishes, so only the empty state shows that the session was cleared.

@@ -221,6 +221,7 @@ struct Script {
     remove: Vec<String>,
     set: BTreeMap<String, Value>,
     renew: bool,
+    purge: bool,
 }
 
 async fn change(
@@ -243,6 +244,9 @@ async fn change(
     }
     if script.renew {
         session.renew();
+    }
+    if script.purge {
+        session.purge();
     }
     HttpResponse::NoContent()
 }
