@@ -571,13 +571,13 @@ export class Typed {
 
   /** These values are stored, in all fields or in those with these names. What was typed since then stays. */
   saved(values, names = true) {
-    for (const [id, value] of values) {
+    const saved = [...values].filter(([id]) => this.records.has(id) && (names === true || names.includes(this.records.get(id).name)));
+    for (const [id, value] of saved) {
       const record = this.records.get(id);
-      if (!record || names !== true && !names.includes(record.name)) continue;
       if (same(record.value, value)) this.records.delete(id);
       else this.records.set(id, { ...record, base: value, isSent: false });
     }
-    this.notes();
+    this.notes(saved);
     this.changed();
   }
 
@@ -770,8 +770,8 @@ export class Fields extends Typed {
     return all.some(it => same(plain(it.delivered ?? it.value), plain(record.value)));
   }
 
-  /** False if this form has no field of this kind: another form of the document has. */
-  knows(record) { return this.#ofKind(record).length > 0; }
+  /** False if this form has no such field, but another form of the document. A row may have gone, or not be there yet. */
+  knows(record) { return LISTED.test(record.name) || this.#ofKind(record).length > 0; }
 
   #ofKind({ name }) { return this.#places().filter(it => kindOf(it.name) === kindOf(name)); }
 

@@ -122,13 +122,9 @@ class Told extends Typed {
   }
 
   #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
-  notes() { this.#before = this.#read(); }
-  // What was typed just now may be told later.
-  read() { this.hear(); }
-  saved(...all) {
-    this.hear();
-    super.saved(...all);
-  }
+  /** What the editor shows is stored, and of the values that were just saved, these: what was typed since may be told later. */
+  notes(saved = []) { this.#before = { ...this.#read(), ...Object.fromEntries(saved) }; }
+  read() {}
   close() {}
 
   hear() {
@@ -306,7 +302,13 @@ class Keeper {
 
   /** The page tells of an editor of its own. */
   changed() { this.#typed.hear?.({}); }
-  async saved() { return this.#all(() => this.#typed.saved(this.#typed.values)); }
+  async saved() {
+    return this.#all(() => {
+      this.#typed.saved(this.#typed.values);
+      this.#typed.notes();
+    });
+  }
+
   async discard() { return this.#all(() => this.#typed.discard()); }
 
   async #all(change) {

@@ -173,6 +173,16 @@ test('a text of another form of the document is offered there only', async () =>
   }
 });
 
+test('a text of a row that is not there is offered, although something was saved', async () => {
+  const one = await keep(show('<input name=title><input name="items[0].text"><button name=commit>S</button>')), { form } = one.fields;
+  person.types(form.elements[1], 'typed');
+  submit(form, form.querySelector('button'));
+  await one.crash();
+  const two = await keep(show('<input name=title><button name=commit>S</button>'), { lock: new Lock(undefined, 'v2'), saved: () => 'v2' });
+  assert.deepEqual(two.found.map(it => it.fields), [{ 'items[0].text': ['typed'] }]);
+  await two.end();
+});
+
 test('what a living page writes while another one asks the server stays', async () => {
   for (const isWhole of [true, false]) {
     await forgetAll();

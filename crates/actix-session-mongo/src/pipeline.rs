@@ -40,7 +40,10 @@ pub(crate) fn live_of(whose: Option<&Whose>, key: Bson) -> Document {
     if let Some(Whose { entry, ids }) = whose {
         let has = |id: &Option<String>| match id {
             Some(id) => doc! { "state": { "$elemMatch": { "k": entry, "v": id } } },
-            None => doc! { "state.k": { "$ne": entry } },
+            // Or the visitor has got one, without a login.
+            None => {
+                doc! { "$or": [{ "state.k": { "$ne": entry } }, { "user": { "$exists": false } }] }
+            }
         };
         live.insert("$or", ids.iter().map(has).collect::<Vec<_>>());
     }

@@ -181,8 +181,8 @@ impl Records {
     /// Makes the end of the session due after `grace`, unless a session with the same id exists by
     /// then: a new key for an old session is also a deletion and a new session.
     ///
-    /// Returns `Some` if the session was live, and this one if that is known, with the rest of its absolute time-out. `call` recognises an earlier attempt of the same deletion whose reply was
-    /// lost.
+    /// Returns `Some` if the session was live, and the loaded one if that is known, with the rest of its absolute time-out.
+    /// `call` recognises an earlier attempt of the same deletion whose reply was lost.
     pub(crate) async fn delete(
         &self,
         key: &str,

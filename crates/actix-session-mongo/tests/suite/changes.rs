@@ -239,6 +239,13 @@ async fn a_late_logout_of_a_visitor_leaves_a_login_alone_and_that_of_a_person_en
         assert_eq!(browser.get("/state").await.json(), json!({ "theme": 1, "name": "bob" }));
     }
 
+    // Another request of the visitor names the session, without a login.
+    let key = server.sessions.save(State::new(), &DAY).await.unwrap();
+    let (tab, other) = (browser_with(&app, &key), browser_with(&app, &key));
+    let named = other.post_json("/change", json!({ "set": { ID: "4" } }));
+    server.while_it_waits(tab.post_json("/change", purge()), named).await;
+    assert_eq!(server.load(&key).await, None);
+
     // A person whose session gets its id only now.
     for script in [purge(), json!({ "wait": true, "clear": true })] {
         let name = State::from([("name".to_owned(), "\"alice\"".to_owned())]);
