@@ -69,9 +69,9 @@ impl Freezes {
         (!last.ends_in().is_zero()).then(|| last.clone())
     }
 
-    /// True if the freezes have changed. An answer counts unless a newer one is known. An answer is as
-    /// new as its question, which was asked at `since`. For a change by this server, `since` is the end of the
-    /// change: the answer to a question that was asked meanwhile may lack the change.
+    /// True if the freezes have changed. An answer counts unless a newer one is known. An answer is as new as its question:
+    /// `since` is when the question was `asked`. For a change by this server, `since` is the end of the change, because the
+    /// answer to a question that was asked meanwhile may lack it.
     fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
         let mut newest = self.newest.lock();
         if since < newest.since {

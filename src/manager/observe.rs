@@ -1,7 +1,7 @@
 //! Reports operations to the crates `metrics` and `tracing`, for the recorder and the subscriber of the application.
 //!
 //! Spans are named `doclock.<verb>`, and carry the collection and the outcome. The metrics are in
-//! `manager/observe/names.rs`. Neither carries an id, a session, a token or a name. A span covers the
+//! `manager/observe/names.rs`. Neither a span nor a metric carries an id, a session, a token or a name. A span covers the
 //! caller that waits for the answer, from the beginning of the verb: its queue, or its calls of the store in many
 //! collections. The task of the operation has no span: it may outlive the request by far, and the request's span would
 //! then last as long.

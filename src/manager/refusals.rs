@@ -25,14 +25,15 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Waits until this refusal may be told: at most half of the time that its caller has left.
+    /// Waits until this refusal may be told: at most half of the time that its caller has left. A caller with little time
+    /// does not move the place of the next one back.
     pub(super) async fn wait(&self, until: Instant) {
         let now = clock::now();
         let latest = now + until.saturating_duration_since(now) / 2;
         let at = {
             let mut next = self.0.lock();
             let at = (*next).clamp(now, latest);
-            *next = at + PACE;
+            *next = (*next).max(at + PACE);
             at
         };
         if at > now {
@@ -58,5 +59,18 @@ mod tests {
         join_all((0..20_000).map(|_| refusals.wait(until))).await;
         assert!(clock::now() <= began + Duration::from_secs(4), "{:?}", clock::since(began));
         refusals.wait(clock::now()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_with_little_time_moves_nobody_forward() {
+        let (refusals, began) = (Refusals::default(), clock::now());
+        let until = began + Duration::from_secs(5);
+        let crowd = join_all((0..2_000).map(|_| refusals.wait(until)));
+        let later = async {
+            refusals.wait(clock::now()).await;
+            refusals.wait(until).await;
+            assert!(clock::since(began) >= 2_000 * PACE, "{:?}", clock::since(began));
+        };
+        tokio::join!(crowd, later);
     }
 }

@@ -70,9 +70,10 @@ impl Granting {
         }
     }
 
-    /// Gives back a grant that its request does not want. Nobody waits for this. It is tried for as long as the ttl:
-    /// after that the lock has expired, unless another page of its session renews it. So it is tried for another ttl: the
-    /// process may have been paused meanwhile, or the database stood still, for the whole first ttl.
+    /// Gives back a grant that its request does not want. Nobody waits for this. With [`Joined::Keep`] the lock stays if
+    /// another request of the session was told of it. It is repeated for one ttl, because a lock that nobody renews has
+    /// expired by then. But another page may have renewed the lock, while this process or the database stood still: so it is
+    /// then repeated for one more ttl.
     pub(super) fn give_back(
         self: &Arc<Self>,
         attempts: Vec<Acquisition>,

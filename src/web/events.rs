@@ -131,7 +131,7 @@ impl Listener {
     /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
     async fn next(&mut self) -> Option<String> {
-        // However many events come of which this receiver is not told.
+        // The beat is on time, even if many events arrive that this receiver is not told of.
         let beat_at = clock::now() + BEAT;
         loop {
             if clock::now() >= self.ends_at {

@@ -26,7 +26,7 @@ use crate::{
 /// When to ask again for a lock that another session holds. The lock may become free at any moment before
 /// it expires, so this is shorter than its lease; and a waiter that asks again within 3 s keeps its place.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// When to ask a holder again who is asked too much.
+/// When a person may ask again, if too many people are asking the holder.
 const ASK_LATER: Duration = Duration::from_secs(60);
 const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 

@@ -37,20 +37,21 @@ pub struct Refused {
     pub may_take_over: bool,
     /// The version of the document now, if the page shows another one.
     pub version: Option<Version>,
-    /// The version that was saved under the lock that the request names, later than the version that the request names: the
-    /// person may have submitted a form twice, or in two tabs. `None` if this server does not remember it.
+    /// The request names a lock and a version. This is a later version that was saved under that lock: the person may have
+    /// submitted a form twice, or in two tabs. `None` if this server does not remember it.
     pub saved: Option<Version>,
 }
 
 impl Refused {
     pub(super) fn new(
         error: &LockError,
-        may_take_over: impl Fn(&Lock) -> bool,
+        policy_allows: impl Fn(&Lock) -> bool,
         explain: impl Fn(&Problem) -> String,
     ) -> Self {
         let may_take_over = match error {
+            // A person may always take over from another of their own tabs.
             LockError::HeldByOtherTab(_) => true,
-            LockError::Held(lock) => may_take_over(lock),
+            LockError::Held(lock) => policy_allows(lock),
             _ => false,
         };
         let problem = Problem::from(error).with("may_take_over", may_take_over);

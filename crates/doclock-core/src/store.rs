@@ -304,7 +304,7 @@ pub trait Locks: Send + Sync + 'static {
 
     /// Removes all locks of the session in this collection, including expired ones, and returns the keys of the live
     /// ones. The session continues. By default this is one removal for each live lock. A store with [`Sessions`]
-    /// implements this verb itself, so that no sweep reports a session that gave its locks back as idle.
+    /// implements this verb itself, so that no sweep reports a session as idle after it has given its locks back.
     fn release_all(&self, collection: &str, aid: &Aid, until: Deadline) -> impl Verb<Vec<LockKey>> {
         async move {
             let of = Query::Of(slice::from_ref(aid));

@@ -73,7 +73,8 @@ impl BeingRenewed {
 }
 
 impl Sessions {
-    /// Renews this session with the next round. Resolves when that is done or has failed.
+    /// Renews this session with the next round, which the first session that is due begins. Resolves when that is done or
+    /// has failed.
     pub(in crate::manager) fn renew_soon(
         self: &Arc<Self>,
         aid: Aid,
@@ -87,6 +88,7 @@ impl Sessions {
             let begins = due.next.map_or(now, |next| next.max(now));
             due.next = Some(begins + APART.min(self.ttl / 12));
             let round = Arc::clone(self).renew_due(begins);
+            // No scope of a caller waits for it.
             drop(self.verbs.runner.spawn(&TaskTracker::new(), round));
         }
         renewed

@@ -228,8 +228,8 @@ impl LockCollection<'_> {
         Ok(Admitted { pending, limit: self.until.write_limit(), permits: (own, way) })
     }
 
-    /// The last write on this record may have made a server abort: a command that some record of another program kills
-    /// the primary with is not sent to the next primary, too.
+    /// The last write on this record may have made a server abort, as writes of some records of other programs do. Such a
+    /// write must not be sent to the next primary as well.
     ///
     /// # Errors
     /// If no program of this crate has written the record.

@@ -20,8 +20,9 @@ pub(super) fn by_id(id: &LockId) -> Document {
 
 /// A command that looks for a document or a record by its id.
 pub(super) trait Exactly<'i> {
-    /// Compares string ids as they are, whatever default collation the collection has got since it was registered. With
-    /// the collation of most collections, which is none, the server uses the same plans as without this.
+    /// Compares string ids as they are, whatever default collation the collection has got since it was registered; a
+    /// collation compares nothing but strings. Most collections have none. There the server uses the same plans with and
+    /// without this.
     #[must_use]
     fn exactly(self, ids: impl IntoIterator<Item = &'i LockId>) -> Self;
 }

@@ -130,6 +130,8 @@ fn all() -> Document {
     doc! { "$cond": [{ "$isArray": "$of" }, "$of", []] }
 }
 
+/// Replaces the freeze of this scope, or removes it, and drops those that are over. A freeze that would be over already
+/// changes nothing.
 fn with_freeze(scope: &Scope, freeze: Option<&NewFreeze>) -> Vec<Document> {
     let collection = doc! { "$literal": name(scope) };
     let is_on = doc! { "$gt": ["$$this.until", "$$NOW"] };

@@ -207,6 +207,7 @@ pub(super) fn taken_text(token: LockToken, by: &TakenBy) -> String {
     json!({ "token": token, "how": by.kind.as_str(), "by": by.by, "reason": by.reason }).to_string()
 }
 
+/// The reverse of [`taken_text`].
 pub(super) fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
     let taken: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| taken.get(name)?.as_str();

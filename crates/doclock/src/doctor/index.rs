@@ -44,7 +44,7 @@ pub(super) fn of_locks(
     findings
 }
 
-/// The indexes that are missing or sparse.
+/// The indexes that are missing, as [`Index::missing`] says, or sparse.
 pub(super) fn compare(namespace: &Namespace, needed: &[Index], existing: &[Index]) -> Vec<Finding> {
     let has_sessions = needed.iter().any(|index| index.field == "expires");
     if existing.is_empty() {

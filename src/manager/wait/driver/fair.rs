@@ -1,6 +1,6 @@
 //! The commands of a fair collection.
 //!
-//! The first waiter of a server makes an attempt before it draws: nearly always the lock is free. A claim with a turn,
+//! The first waiter of a server makes an attempt before it draws a ticket: nearly always the lock is free. A claim with a turn,
 //! like a handover, writes the place of its server without the waiter that it serves. If the place is out of date
 //! because another waiter has left, a separate command sets the place. The first waiter also renews the place once a
 //! second; a place that is not renewed expires.
@@ -120,6 +120,7 @@ impl Places {
         Ok(Some(Together { _order, _commands: commands }))
     }
 
+    /// `place` is the place of this server without the waiter that is served.
     pub(in crate::manager::wait) fn in_turn(
         &self,
         (ticket, place): TicketAndPlace,

@@ -58,7 +58,7 @@ impl Expired {
         })
     }
 
-    /// `row` is the trace, `gone` the grant.
+    /// `row` has the `_id` of the document, and the id of the trace if there is one; `gone` is the grant.
     pub(super) fn of(collection: String, row: &Document, gone: &Document) -> Self {
         Self {
             collection,

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// # Errors
-/// The document must not be written so. Nothing was written.
+/// If the document may not be stored in this form. Then nothing was written.
 pub(super) fn write(
     edit: &Edit,
     key: &LockKey,

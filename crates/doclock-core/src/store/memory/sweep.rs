@@ -16,6 +16,8 @@ use crate::{
 };
 
 impl State {
+    /// Removes the expired grants of at most `limit` sessions. A session without a live lock has become idle, and its end is
+    /// noted; for another one, the expired locks alone are. A grant that has reached its `max_hold` is removed without a note.
     pub(super) fn sweep(&mut self, collections: &[&str], limit: usize) -> Swept {
         let now = self.now();
         self.forget_places(collections, now);
