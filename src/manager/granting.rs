@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// For how long a lock within the limit waits for newer locks beyond it to be given back, and how often it counts.
-const GIVES_WAY: Duration = Duration::from_secs(1);
+const GIVES_WAY: Duration = Duration::from_secs(3);
 const COUNT_AGAIN: Duration = Duration::from_millis(20);
 
 /// Nobody has named this lock yet, so it is not stale for anybody.
