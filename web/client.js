@@ -606,7 +606,7 @@ function hearPage(all) {
 const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
-// The numbers in it are those of rows; but `items[0].line2` is the second line of a row.
+// The numbers in a name are those of rows; but `items[0].line2` is the second line of a row.
 const kindOf = name => name.replace(/(?:\d|\[\]).*[a-z]_?\d+\]?$/i.test(name) ? /\d+(?!\d*\]?$)/g : /\d+/g, '#');
 const LISTED = /\d|\[\]/;   // the name of a field of a list
 const isRich = field => field.hasAttribute('contenteditable');
@@ -718,7 +718,7 @@ export class Fields extends Typed {
     const tick = it => it.type === 'checkbox' ? '=' + it.value : '', whole = it => nameOf(it) + tick(it);
     for (const it of fields) (once.has(whole(it)) ? shared : once).add(whole(it));
     const places = fields.flatMap(field => {
-      // If the rows share the name, its number is not that of a row.
+      // If the rows share a name, the number in this name is not the number of a row.
       const key = shared.has(whole(field)) ? whole(field) : kindOf(nameOf(field)) + tick(field), before = last.get(key), it = { field, beside: [] };
       if (field.type !== 'hidden') {
         if (before) it.beside.push(before.field) && before.beside.push(field);
@@ -781,7 +781,7 @@ export class Fields extends Typed {
     return delivered !== undefined && !this.records.has(idOf(record)) && !same(delivered, record.value);
   }
 
-  /** True if the field was delivered blank: the text may be that of the browser, or the stored one by a script. */
+  /** True if the field was delivered blank: the browser may have put the text there, or a script the stored text. */
   isBlank(record) { return record.mark === null && record.value !== '' && this.#find(record)?.field.defaultValue === '' && !this.records.has(idOf(record)); }
 
   putBack(record) {

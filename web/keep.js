@@ -88,7 +88,7 @@ async function clean(now) {
 }
 
 /**
- * The text without what the server has stored; `null` if nothing is left for this page. The server knows that something was saved under the lock,
+ * The text without its stored records; `null` if nothing is left for this page. The server knows that something was saved under the lock,
  * and not what: a field that is as it was before was not, and no later save changes that. Where nothing can be compared, the whole form
  * must have been sent, or its fields show the text.
  */
@@ -122,7 +122,7 @@ class Told extends Typed {
   }
 
   #read() { return JSON.parse(JSON.stringify(this.#source.read())); }
-  /** What the editor shows is stored, and of the values that were just saved, these: what was typed since may be told later. */
+  /** The editor shows stored values. Of the values that were just saved, `saved` is stored: words that were typed since may be told later. */
   notes(saved = []) { this.#before = { ...this.#read(), ...Object.fromEntries(saved) }; }
   read() {}
   close() {}

@@ -143,7 +143,7 @@ impl Saves {
     ) -> Result<R> {
         let compared = if draft.is_large() {
             let (runtime, tasks) = self.verbs.runner.parts();
-            // Whoever gets a place still has the time to use it.
+            // A comparison that gets a place still has the time to use it.
             let half = clock::now() + until.saturating_duration_since(clock::now()) / 2;
             let place = timeout_at(half.into(), Arc::clone(&self.comparisons).acquire_owned());
             let Ok(place) = place.await else { return Err(overloaded("save").into()) };

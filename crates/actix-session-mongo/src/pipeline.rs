@@ -156,7 +156,7 @@ pub(crate) fn is_due(call: Uuid) -> Document {
     ] }
 }
 
-/// Those of these sessions that a sweep has taken, and that have not turned out to be live since.
+/// The sessions of this list that a sweep has taken, and that have not turned out to be live since.
 pub(crate) fn taken_and_over(records: &[Bson]) -> Document {
     doc! { "_id": { "$in": records }, "by": { "$exists": true }, "$expr": is_over() }
 }

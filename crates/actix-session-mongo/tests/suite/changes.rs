@@ -226,7 +226,8 @@ async fn a_session_that_was_saved_without_its_id_is_changed_and_ended_like_any_o
 }
 
 #[actix_web::test]
-async fn a_late_logout_of_a_visitor_leaves_a_login_alone_and_that_of_a_person_ends_the_session() {
+async fn a_late_logout_of_a_visitor_leaves_a_login_alone_and_a_late_logout_of_a_person_ends_the_session()
+ {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let purge = || json!({ "wait": true, "purge": true });
