@@ -275,6 +275,49 @@ async fn two_join_and(what: &str, uri: &str, status: u16) {
     assert!(store_locks(&store).await.is_empty(), "{what} {uri}: nobody knows of the lock");
 }
 
+#[actix_web::test]
+async fn a_request_that_joins_a_grant_is_not_told_of_the_lock_before_it_is_sure_to_stay() {
+    // How long one lock waits for another to give way does not depend on the machine.
+    tokio::time::pause();
+    for gives_way in [true, false] {
+        let store = crowded();
+        // The second pause of the first claim: the lock is granted, and is not counted yet.
+        let (builder, go) = held_up(&store, &[1]);
+        let locks = builder.limits(at_most(LIMIT)).build().await.unwrap();
+        let larger = LockManager::builder(store.clone()).limits(at_most(2 * LIMIT));
+        let larger = larger.without_reaper().build().await.unwrap();
+        locks.register::<Note>().await.unwrap();
+        larger.register::<Note>().await.unwrap();
+        let (app, other) = (serve_with_cookies(&locks).await, serve_with_cookies(&larger).await);
+        let there = Browser::logged_in(&other, "alice").await;
+        let alice = there.at(&app);
+        for n in 1..LIMIT {
+            there.post(&format!("/locks/note/{}", named(n).id)).await.token();
+        }
+        let newer = async {
+            while store_locks(&store).await.len() < LIMIT {
+                yield_now().await;
+            }
+            there.post("/locks/note/n50").await.token();
+            go.send(true).unwrap();
+            if gives_way {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                assert_eq!(there.delete("/locks/note/n50").await.status, 204);
+            }
+        };
+        let joins = async {
+            let _ = go.subscribe().wait_for(|go| *go).await;
+            alice.post("/locks/note/n00").await.status.as_u16()
+        };
+        let (granted, joined, ()) =
+            futures_util::join!(alice.post("/locks/note/n00"), joins, newer);
+        let told = if gives_way { [201, 200] } else { [429, 429] };
+        assert_eq!([granted.status.as_u16(), joined], told, "gives way: {gives_way}");
+        let stays = store_locks(&store).await.iter().any(|lock| lock.key.to_string() == "note/n00");
+        assert_eq!(stays, gives_way);
+    }
+}
+
 /// The locks in the store, as another server sees them.
 async fn store_locks(store: &MemoryStore) -> Vec<Lock> {
     let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
@@ -416,6 +459,7 @@ async fn visitors_of_one_address_do_not_wait_for_each_other_to_look() {
 /// As after a deployment with a lower limit.
 #[actix_web::test]
 async fn a_re_entry_beyond_a_lower_limit_takes_no_lock_away() {
+    tokio::time::pause(); // for how long the request waits for room
     let (locks, store) = embedded().await;
     let stricter = LockManager::builder(store).limits(at_most(1)).build().await.unwrap();
     stricter.register::<Note>().await.unwrap();
