@@ -31,17 +31,16 @@ use crate::{
     store::{Claim, Confirmed, TryAcquire},
 };
 
-/// For how long a fresh lock within the limit waits for newer locks beyond it to be given back.
+/// For how long a fresh lock within the limit waits for newer locks beyond it to be given back, and how often it counts.
 const GIVES_WAY: Duration = Duration::from_secs(3);
-/// A request that has joined the lock waits longer: after this time the request that was granted it has decided.
-const IS_DECIDED: Duration = Duration::from_secs(4);
-/// How often they count.
 const COUNT_AGAIN: Duration = Duration::from_millis(50);
 
-/// Nobody has named this lock yet, so it is not stale for anybody.
-fn given_back(key: &LockKey) -> LockError {
-    let what =
-        format!("the lock on {key} was given back by another request of its session: try again");
+/// The lock is neither lost nor beyond the limit: other requests of the session are giving locks back.
+fn try_again(key: &LockKey) -> LockError {
+    let what = format!(
+        "other requests of this session are giving their locks back, so there is no room yet for the lock on {key}: \
+         try again"
+    );
     StoreError::new(StoreErrorKind::Unavailable, what).into()
 }
 
@@ -316,8 +315,8 @@ impl Granting {
     /// Each request counts after its own grant, and keeps it only if the count is within the limit. So of any locks that
     /// are kept, the request that counted last has counted all of them, whatever their dates say. The dates say who gives
     /// way: the newest locks do at once, and an older one waits for them, so that one of several simultaneous requests gets
-    /// the last place. A request that has joined a lock waits as long as the request that was granted the lock may give it
-    /// back; later the lock is an old one, which only a limit that was lowered meanwhile would refuse.
+    /// the last place. A lock that is not fresh is one of another request, which counts for itself. If that request waits
+    /// in vain, the lock stays for those who have joined it.
     ///
     /// Asks the store only if the session may be close to the limit.
     pub(crate) async fn check_limit_after(
@@ -330,15 +329,15 @@ impl Granting {
         if !self.beliefs.activity.granted(&lock.aid, limit) {
             return Ok(());
         }
-        let patience = until.min(clock::now() + if is_fresh { GIVES_WAY } else { IS_DECIDED });
+        let patience = until.min(clock::now() + GIVES_WAY);
         loop {
             let mut locks = self.count(&lock.aid, until).await?;
             locks.sort_by(|one, other| (one.since, &one.key).cmp(&(other.since, &other.key)));
             match locks.iter().position(|it| it.token == lock.token) {
-                Some(at) if at < limit && locks.len() <= limit => return Ok(()),
+                Some(at) if at < limit && (locks.len() <= limit || !is_fresh) => return Ok(()),
                 Some(at) if at < limit && clock::now() < patience => sleep(COUNT_AGAIN).await,
-                Some(at) if at < limit && !is_fresh => return Ok(()),
-                None if locks.len() < limit => return Err(given_back(&lock.key)),
+                Some(at) if at < limit => return Err(try_again(&lock.key)),
+                None if locks.len() < limit => return Err(try_again(&lock.key)),
                 _ => return Err(self.too_many_locks()),
             }
         }

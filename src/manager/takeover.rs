@@ -21,7 +21,7 @@ use crate::{
         observe, verbs,
     },
     random,
-    store::{Acquisition, HandedOver, NewsId, Released, Removal, Settled, TakenBy},
+    store::{Ability, Acquisition, HandedOver, NewsId, Released, Removal, Settled, TakenBy},
     takeover::{Takeover, TakeoverKind},
     text::cut,
 };
@@ -112,6 +112,7 @@ impl Core {
     /// True if [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock)
+            && self.verbs.store.can(Ability::HandOver)
             && self.freezes.on(lock.key.collection()).is_none()
             && self.settings.may_take_over(actor, lock)
     }

@@ -38,7 +38,7 @@ use self::{
     acquire::RecordHints,
     admission::{Admission, Shared},
     concerns::primary,
-    error::{Doing, Result, failure},
+    error::{Doing, Result, failure, unavailable},
     schema::{absent::Absent, status},
     send::Groups,
 };
@@ -278,6 +278,9 @@ impl MongoStore {
     async fn kind(&self) -> Result<Topology> {
         let ask = async {
             let hello = self.database().run_command(doc! { "hello": 1 }).await?;
+            if status::is_uninitiated(&hello) {
+                return Err(unavailable(status::UNINITIATED));
+            }
             Ok(status::topology(&hello))
         };
         self.inner.topology.get_or_try_init(|| ask).await.copied()

@@ -114,6 +114,7 @@ impl SessionLocks {
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
+        let taken_before = self.locks.taken();
         let attempt = self.take(&key, Terms::exclusive(Wait::no())).await;
         if let Err(LockError::Held(_)) = &attempt {
             // Not everybody may learn the name of its creator either.
@@ -123,9 +124,7 @@ impl SessionLocks {
         match self.locks.manager.core.saves.create(&own.held, &document, until).await {
             Ok(original) => Ok(LockedDoc::new(own, (document, original), self.locks.clone())),
             Err(error) => {
-                if own.is_fresh() {
-                    self.locks.let_go(&own, "not created").await;
-                }
+                self.locks.retract_unless(&taken_before, own.held.token);
                 Err(error)
             }
         }
@@ -258,10 +257,8 @@ impl SessionLocks {
             match take(key, wait.since(began)).await {
                 Ok(held) => all.push(held),
                 Err(e) => {
-                    let is_new =
-                        |own: &&OwnLock| own.is_fresh() && !taken_before.contains(&own.held.token);
-                    for own in all.iter().rev().map(own).filter(is_new) {
-                        self.locks.release(own, self.locks.begin()).await?;
+                    for own in all.iter().rev().map(own) {
+                        self.locks.retract_unless(&taken_before, own.held.token);
                     }
                     return Err(e);
                 }

@@ -9,9 +9,11 @@ use actix_doclock::{
     store::{Acquisition, Released, Saved, StoredDocument as Encoded, TakenBy, TakeoverKind},
 };
 use mongodb::bson::{Bson, Document, doc};
-use mongodb::{Collection, Database};
+use mongodb::{ClientSession, Collection, Database};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
+
+use super::{client, mongod};
 
 /// So long that no lock of a test expires unintentionally, however slow the machine.
 pub(crate) const TTL: Duration = Duration::from_secs(600);
@@ -164,6 +166,28 @@ pub(crate) async fn record(database: &Database, key: &LockKey) -> Option<Documen
 /// How many lock records there are, live or not.
 pub(crate) async fn count(database: &Database) -> u64 {
     lock_records(database).count_documents(doc! {}).await.unwrap()
+}
+
+/// Takes the lock away, as a break does.
+pub(crate) async fn take_away(database: &Database, key: &LockKey) {
+    let gone = lock_records(database).delete_one(doc! { "_id": key.id().to_string() }).await;
+    assert_eq!(gone.unwrap().deleted_count, 1);
+}
+
+/// A transaction that has touched the lock records of these documents. A server that dies between the
+/// touch and the commit of its saves leaves such a transaction behind.
+pub(crate) async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
+    let client = client(&mongod::strict_replica_set().await.uri()).await;
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    for key in keys {
+        let locks = format!("{}.lock", key.collection());
+        let locks = client.database(database.name()).collection::<Document>(&locks);
+        let touch = locks
+            .update_one(doc! { "_id": key.id().to_string() }, doc! { "$set": { "touched": true } });
+        assert_eq!(touch.session(&mut session).await.unwrap().modified_count, 1);
+    }
+    session
 }
 
 /// Makes all locks older, as if their sessions had been idle for that long.

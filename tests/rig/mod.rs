@@ -7,6 +7,7 @@
 pub(crate) mod app;
 pub(crate) mod browser;
 pub(crate) mod child;
+pub(crate) mod claims;
 mod clients;
 pub(crate) mod editor;
 pub(crate) mod faketime;
@@ -16,6 +17,8 @@ pub(crate) mod mongod;
 pub(crate) mod odd;
 pub(crate) mod paused;
 pub(crate) mod proxy;
+pub(crate) mod random;
+pub(crate) mod recorded;
 pub(crate) mod redis;
 pub(crate) mod replica_set;
 mod server;
@@ -107,6 +110,21 @@ impl Commands {
 
     fn push(&self, name: String) {
         self.0.lock().expect("no panic while locked").push(name);
+    }
+}
+
+/// Except for times that the driver received from the server and sends back unchanged.
+pub(crate) fn carries_a_time(command: &Document) -> bool {
+    let mut ours = command.clone();
+    ours.remove("$clusterTime");
+    has(&Bson::Document(ours), &|value| matches!(value, Bson::DateTime(_) | Bson::Timestamp(_)))
+}
+
+pub(crate) fn has(value: &Bson, is_it: &dyn Fn(&Bson) -> bool) -> bool {
+    match value {
+        Bson::Document(document) => document.values().any(|value| has(value, is_it)),
+        Bson::Array(values) => values.iter().any(|value| has(value, is_it)),
+        value => is_it(value),
     }
 }
 

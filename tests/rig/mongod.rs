@@ -87,11 +87,16 @@ impl Mongod {
     /// Like [`Self::start_replica_set`], with these differences.
     pub(crate) async fn start_replica_set_that_is(unusual: Unusual) -> Self {
         let mongod = Self::start_member_that_is(unusual).await;
-        let host = format!("127.0.0.1:{}", mongod.port());
-        let config = doc! { "_id": "rs0", "members": [{ "_id": 0, "host": host }] };
-        mongod.admin(doc! { "replSetInitiate": config }).await;
-        mongod.primary().await;
+        mongod.initiate().await;
         mongod
+    }
+
+    /// Makes a replica set of this member alone.
+    pub(crate) async fn initiate(&self) {
+        let host = format!("127.0.0.1:{}", self.port());
+        let config = doc! { "_id": "rs0", "members": [{ "_id": 0, "host": host }] };
+        self.admin(doc! { "replSetInitiate": config }).await;
+        self.primary().await;
     }
 
     /// A server that is to become a member of the replica set `rs0`.

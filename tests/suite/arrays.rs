@@ -9,7 +9,7 @@ use proptest::{collection::vec, prelude::*};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::merging::{Became, Shop, canonical, on_mongo, save};
-use crate::properties::cases;
+use crate::rig::random::cases;
 
 const STRANGER: &str = "x_stranger";
 

@@ -21,10 +21,10 @@ use uuid::Uuid;
 use crate::rig::{
     self,
     app::{App, TTL, WorkItem, key, lock_records, record},
+    claims::claim,
     faulty::Faulty,
     mongod,
 };
-use crate::shared::claim;
 use doclock_conformance::Shorthand;
 
 fn ask(aid: &Aid) -> Ask {

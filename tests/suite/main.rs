@@ -1,5 +1,5 @@
-//! A single test binary for everything larger than a unit test, because linking it once costs less than
-//! a binary for each file. There is one module for each concern.
+//! Stores, managers and guards: a single program, because linking it once costs less than a program for each file. There
+//! is one module for each concern. What needs the web layer or a program is in tests/app.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../rig/mod.rs"]
@@ -7,18 +7,10 @@ mod rig;
 
 mod arrays;
 mod asks;
-#[cfg(feature = "web")]
-mod browser;
-#[cfg(feature = "web")]
-mod cancel;
-#[cfg(feature = "web")]
-mod cli;
 mod commands;
 mod conformance;
 mod contention;
 mod ends;
-#[cfg(feature = "web")]
-mod examples;
 mod foreign;
 mod freeze;
 mod guarantees;
@@ -44,5 +36,3 @@ mod taken;
 mod transactions;
 mod verbs;
 mod waiting;
-#[cfg(feature = "web")]
-mod web;

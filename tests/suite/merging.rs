@@ -16,7 +16,7 @@ use actix_doclock::{
     store::{Acquisition, Claim, Format, Original, Rules, Saved, Store, StoredDocument},
 };
 
-use crate::properties::cases;
+use crate::rig::random::cases;
 use mongodb::{
     Database,
     bson::{Bson, Document, RawDocumentBuf, doc},

@@ -21,8 +21,8 @@ use proptest::{collection::vec, prelude::*, sample::select, test_runner::TestRun
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use crate::merging::{Became, Shop, key, locked, on_mongo, save};
-use crate::properties::cases;
 use crate::rig::app::{App, TTL, WorkItem};
+use crate::rig::random::cases;
 use crate::rig::{
     self,
     mongod::Mongod,

@@ -22,9 +22,8 @@ use tokio::task::JoinHandle;
 use crate::rig::{
     self,
     app::{App, eventually, key, put},
-    mongod,
+    claims, mongod,
 };
-use crate::shared;
 
 const CURRENT: &str = concat!("tests/records/", env!("CARGO_PKG_VERSION"), ".json");
 
@@ -90,7 +89,7 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
     let claim = Claim {
         tab: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),
         page: Some("22222222-2222-4222-8222-222222222222".parse().unwrap()),
-        ..shared::claim(Mode::Exclusive)
+        ..claims::claim(Mode::Exclusive)
     };
     let TryAcquire::Granted(of_tab) =
         app.store.try_acquire(&key("closed"), &claim, Deadline::NONE).await.unwrap()
@@ -103,7 +102,7 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
         .await
         .unwrap();
     for name in ["bob", "carol"] {
-        let claim = Claim { holder: Holder::new(name), ..shared::claim(Mode::Shared) };
+        let claim = Claim { holder: Holder::new(name), ..claims::claim(Mode::Shared) };
         let answer = app.store.try_acquire(&key("read"), &claim, Deadline::NONE).await.unwrap();
         assert!(matches!(answer, TryAcquire::Granted(_)));
     }

@@ -37,13 +37,13 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
-use crate::rig;
 use crate::rig::app::{
     App, TTL, count, eventually, key, lock_records, put, record, store_error_kind, title,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod, Unusual};
 use crate::rig::proxy::Proxy;
+use crate::rig::{self, carries_a_time, has};
 
 async fn app() -> (App, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
@@ -91,21 +91,6 @@ pub(crate) fn carries_our_time(command: &Document) -> bool {
         &Bson::Document(command.clone()),
         &|value| matches!(value, Bson::DateTime(date) if date.timestamp_millis() < soon),
     )
-}
-
-/// Except for times that the driver received from the server and sends back unchanged.
-pub(crate) fn carries_a_time(command: &Document) -> bool {
-    let mut ours = command.clone();
-    ours.remove("$clusterTime");
-    has(&Bson::Document(ours), &|value| matches!(value, Bson::DateTime(_) | Bson::Timestamp(_)))
-}
-
-fn has(value: &Bson, is_it: &dyn Fn(&Bson) -> bool) -> bool {
-    match value {
-        Bson::Document(document) => document.values().any(|value| has(value, is_it)),
-        Bson::Array(values) => values.iter().any(|value| has(value, is_it)),
-        value => is_it(value),
-    }
 }
 
 /// Rule 4. The record is still there, and no other session has taken the lock, but it is gone anyway.

@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::properties::cases;
 use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, record, title};
 use crate::rig::faulty::Faulty;
 use crate::rig::log::{count_logged, log_lines};
+use crate::rig::random::cases;
 use crate::rig::{self, mongod};
 
 async fn app() -> (App, Database) {

@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::rig::app::{TTL, WorkItem, by_root, count, eventually, key, lock_records, put, record};
+use crate::rig::claims::{LEASE, claim, one_waiter, queues};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
 use crate::rig::{self, Commands, depth, some};
 use crate::rules::{carries_our_time, with_another_clock};
 use actix_doclock::{
-    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, MongoStore, Released, TabId,
-    TryAcquire,
+    Aid, EndReason, Holder, Lock, LockToken, Mode, MongoStore, Released, TabId, TryAcquire,
     limits::MAX_READERS,
     store::{
-        Acquisition, Active, Claim, NamedBy, PageId, Place, Removal, Rules, Saved, StoredDocument,
-        Ticket, Turn, Waiters,
+        Acquisition, Active, Claim, NamedBy, PageId, Removal, Rules, Saved, StoredDocument, Ticket,
+        Turn, Waiters,
     },
 };
 use doclock_conformance::Shorthand;
@@ -35,24 +35,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 const COLLECTION: &str = "workitem";
-const LEASE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
-
-pub(crate) fn claim(mode: Mode) -> Claim {
-    Claim {
-        aid: Aid::new(),
-        token: LockToken::new(),
-        holder: Holder::new("alice"),
-        mode,
-        ttl: TTL,
-        tab: None,
-        page: None,
-        taken: None,
-        max_hold: None,
-        turn: None,
-        upgrades: None,
-    }
-}
 
 async fn store(rules: Rules) -> (MongoStore, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
@@ -172,25 +155,6 @@ async fn the_list_of_readers_does_not_grow_beyond_its_limit() {
         }
         assert_eq!(listed().await, 2);
     }
-}
-
-/// The waiters of a server: one, with this ticket.
-fn one_waiter(claim: &Claim, first: Ticket) -> Waiters {
-    let Claim { aid, holder, mode, .. } = claim.clone();
-    let writer = (mode == Mode::Exclusive).then_some(first);
-    let place = Place { first, writer, last: first, aid, holder, mode };
-    Waiters { server: Uuid::new_v4(), place: Some(place), lease: LEASE }
-}
-
-/// The claim of a waiter with a ticket, alone at its server. In a collection that is
-/// not fair, a mere claim.
-pub(crate) async fn queues(store: &MongoStore, key: &LockKey, mode: Mode) -> Claim {
-    let claim = claim(mode);
-    let waiter = one_waiter(&claim, Ticket::NEW);
-    let drawn = store.set_place(key, &waiter, Deadline::NONE).await.unwrap();
-    let others = Waiters { place: None, ..waiter };
-    let ticket = drawn.unwrap_or(Ticket::NEW);
-    Claim { turn: Some(Turn { ticket, others }), ..claim }
 }
 
 #[tokio::test]

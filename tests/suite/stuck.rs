@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use actix_doclock::store::{Active, Deadline, Removal, Renewed, verbs::*};
 use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
 use futures_util::{TryStreamExt, future::join_all};
-use mongodb::bson::{Bson, Document, doc};
-use mongodb::{ClientSession, Database};
+use mongodb::Database;
+use mongodb::bson::{Bson, doc};
 use tokio::task::JoinSet;
 
 use crate::rig;
 use crate::rig::app::{
-    App, NO_DEADLINE, TTL, WorkItem, by_root, count, eventually, key, lock_records, with_deadline,
+    App, NO_DEADLINE, TTL, WorkItem, by_root, count, eventually, key, lock_records, stuck,
+    with_deadline,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
@@ -24,22 +25,6 @@ use crate::rig::mongod::{self, Mongod};
 const STUCK: usize = 12;
 /// More than one command writes in its time.
 const MANY: usize = 12_000;
-
-/// A transaction that has touched the lock records of these documents. A server that dies between the
-/// touch and the commit of its saves leaves such a transaction behind.
-pub(crate) async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
-    let client = rig::client(&mongod::strict_replica_set().await.uri()).await;
-    let mut session = client.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    for key in keys {
-        let locks = format!("{}.lock", key.collection());
-        let locks = client.database(database.name()).collection::<Document>(&locks);
-        let touch = locks
-            .update_one(doc! { "_id": key.id().to_string() }, doc! { "$set": { "touched": true } });
-        assert_eq!(touch.session(&mut session).await.unwrap().modified_count, 1);
-    }
-    session
-}
 
 fn keys() -> Vec<LockKey> {
     (0..STUCK).map(|n| key(&format!("stuck-{n}"))).collect()

@@ -13,7 +13,9 @@ use mongodb::{ClientSession, Collection, Database, error::Error};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, time::sleep};
 
-use crate::rig::app::{App, WorkItem, key, lock_records, put, record, title, with_deadline};
+use crate::rig::app::{
+    App, WorkItem, key, lock_records, put, record, take_away, title, with_deadline,
+};
 use crate::rig::faulty::Faulty;
 use crate::rig::{self, mongod};
 
@@ -24,12 +26,6 @@ async fn app() -> (App, Database) {
 
 async fn guard(app: &App, key: &LockKey) -> LockGuard {
     app.locks.acquire(key, Wait::no()).await.unwrap()
-}
-
-/// Takes the lock away, as a break does.
-pub(crate) async fn take_away(database: &Database, key: &LockKey) {
-    let gone = lock_records(database).delete_one(doc! { "_id": key.id().to_string() }).await;
-    assert_eq!(gone.unwrap().deleted_count, 1);
 }
 
 fn entries(database: &Database) -> Collection<Document> {

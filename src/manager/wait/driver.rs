@@ -354,10 +354,12 @@ impl<M: ForWaiters> Driver<'_, M> {
                 // readers would wait for each other forever.
                 let holder = self.queues.machine.lock().holder(key);
                 let holder = holder.filter(|lock| lock.mode == Mode::Shared);
-                let is_upgrade = holder.is_some()
-                    && holds(self.manager, key, &self.wanted.aid, self.queues.until(self.give_up))
-                        .await?;
-                Ok(holder.filter(|_| is_upgrade).map(Acquired::Held))
+                let Some(holder) = holder else { return Ok(None) };
+                let until = self.queues.until(self.give_up);
+                match holds(self.manager, key, &self.wanted.aid, until).await {
+                    Ok(is_upgrade) => Ok(is_upgrade.then(|| Acquired::Held(holder))),
+                    Err(e) => self.sit_out(e).await.map(|()| None),
+                }
             }
             Err(e) => {
                 self.sit_out(e).await?;

@@ -231,8 +231,12 @@ impl<H> Machine<H> {
         let key = &wanted.key;
         let first = self.first(key);
         if let Some(first) = first {
-            // The waiter that came first now counts as well, and it counts first.
-            self.count(first)?;
+            // The waiter that came first now counts as well, and it counts first. If only its own session or person has
+            // too many waiters, it is refused itself when it has to wait.
+            match self.count(first) {
+                Ok(()) | Err(LockError::TooManyWaiters { per_session: true, .. }) => {}
+                refused => refused?,
+            }
             self.has_room(wanted, owner)?;
         } else {
             for owner in self.guarding(key) {

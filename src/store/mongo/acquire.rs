@@ -108,7 +108,8 @@ impl LockCollection<'_> {
             "aid": { "$eq": aid.as_str() },
             // An attempt of the same claim was granted, and not told yet.
             "token": { "$type": "string", "$not": { "$gte": first, "$lte": last } },
-            "$expr": is_live(self.rules.ttl),
+            // A clock that was ahead has dated the lock: the step keeps its date.
+            "$expr": { "$and": [is_live(self.rules.ttl), { "$lte": ["$ts", "$$NOW"] }] },
         });
         for more in ["readers", "leaving", "until", "due"] {
             filter.insert(more, doc! { "$exists": false });

@@ -15,6 +15,7 @@ use crate::{
         mongo::{
             MongoStore,
             error::{Doing, store_error},
+            schema::status::UNINITIATED,
         },
     },
 };
@@ -33,11 +34,12 @@ const ELECTION: Duration = Duration::from_secs(30);
 /// The pause between two attempts. A server selection takes time itself.
 const BETWEEN: Duration = Duration::from_millis(500);
 
-/// True if members of the set answer, but none of them is the primary. A set that was never initiated, or has another
-/// name, has no members.
+/// True if members of the set answer, but none of them is the primary, or if the only server that the URI names waits for
+/// its configuration. To the driver, a set that was never initiated, or has another name, has no members.
 fn is_electing(error: &StoreError) -> bool {
     let source = format!("{:?}", error.source());
     source.contains("ReplicaSetNoPrimary") && source.contains("RsSecondary")
+        || error.to_string().contains(UNINITIATED)
 }
 
 impl MongoStore {

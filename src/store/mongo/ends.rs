@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
@@ -120,7 +120,9 @@ impl Ends<'_> {
     async fn remove(&self, grants: &Grants, shared: bool) -> Result<()> {
         let remove =
             async |collection| self.prepared(collection)?.remove_many(grants, shared).await;
-        try_join_all(self.collections.iter().copied().map(remove)).await.map(drop)
+        // A collection in trouble stops the removal in no other one.
+        let removed = join_all(self.collections.iter().copied().map(remove)).await;
+        removed.into_iter().try_for_each(|it| it.map(drop))
     }
 
     fn prepared(&self, collection: &str) -> Result<LockCollection<'_>> {

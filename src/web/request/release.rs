@@ -24,6 +24,17 @@ impl RequestLocks {
         Ok(released)
     }
 
+    /// Gives back a lock that this request was granted, unless it is one of these. It stays for other requests that were
+    /// told meanwhile that the session holds it.
+    pub(in crate::web) fn retract_unless(&self, taken_before: &[LockToken], token: LockToken) {
+        if !taken_before.contains(&token) {
+            let mut fresh = self.fresh.borrow_mut();
+            if fresh.extract_if(.., |fresh| fresh.token == token).count() > 0 {
+                self.held.borrow_mut().retain(|held| *held != token);
+            }
+        }
+    }
+
     /// Notes that the session itself has released this lock.
     pub(in crate::web) fn has_released(&self, held: &Acquisition, released: Released) {
         if released == Released::Released {

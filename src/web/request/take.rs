@@ -21,6 +21,9 @@ use crate::{
 /// For a page that was left before the server had carried out its request: a reload keeps the lock.
 const GRACE: Duration = Duration::from_secs(4);
 
+/// How often a request tries to take a lock over whose holder changes meanwhile.
+const TAKEOVERS: usize = 3;
+
 /// After a wait of this length the access policy is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -51,10 +54,12 @@ impl RequestLocks {
         self.check_may_lock()?;
         let turn = Rc::clone(self.taking.borrow_mut().entry(key.clone()).or_default());
         let _turn = turn.lock().await;
-        let mut upgrades = None;
+        let (mut upgrades, mut comes_back) = (None, None);
         if !how.offered.is_empty() && how.elsewhere != Elsewhere::TakeOver {
             let until = self.begin();
             match self.confirm(key, how, until).await {
+                // A claim keeps the lock for the page that is there now.
+                Ok(own) if own.is_leaving => comes_back = Some(own.held.token),
                 Ok(own) => {
                     let worked = work(&own, until).await;
                     return self.keep_if_it_worked(own, worked, until).await;
@@ -86,6 +91,9 @@ impl RequestLocks {
         let began = clock::now();
         loop {
             let mut own = self.take(&wanted, how).await?;
+            if comes_back.is_some_and(|token| token != own.held.token) {
+                return Err(LockError::StaleToken { key: key.clone() });
+            }
             let until = self.begin();
             let is_claimed = own.got != Got::Confirmed;
             own.has_waited = is_claimed && clock::since(began) > ASK_AGAIN_AFTER;
@@ -151,7 +159,7 @@ impl RequestLocks {
         {
             return OwnLock::confirmed(it);
         }
-        let (began, mut has_waited) = (clock::now(), false);
+        let (began, mut has_waited, mut takeovers) = (clock::now(), false, 0);
         loop {
             self.begin();
             // Two readers that waited to upgrade their locks would wait for each other.
@@ -191,6 +199,10 @@ impl RequestLocks {
                 return OwnLock::granted(fresh);
             }
             // The lock is gone in the meantime, so it may be free now.
+            takeovers += 1;
+            if takeovers == TAKEOVERS {
+                return Err(LockError::Held(Box::new(from)));
+            }
         }
     }
 

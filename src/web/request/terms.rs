@@ -70,6 +70,8 @@ pub(in crate::web) struct OwnLock {
     pub(in crate::web) got: Got,
     /// True if there was a wait, during which the person may have lost the permission.
     pub(in crate::web) has_waited: bool,
+    /// True if its page was left, so that the lock is about to expire.
+    pub(super) is_leaving: bool,
     /// The document, if it was read together with the lock, until somebody takes it from here.
     pub(in crate::web) document: Cell<Option<StoredDocument>>,
     /// Gives the lock back when it is dropped. `None` if the request keeps the lock, or was not granted it.
@@ -92,7 +94,7 @@ impl OwnLock {
         // Our own locks have a token, unless somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock).ok_or_else(|| LockError::lost(lock.key.clone()))?;
         let (document, grant) = (Cell::default(), Cell::default());
-        Ok(Self { lock, held, got, has_waited: false, document, grant })
+        Ok(Self { lock, held, got, has_waited: false, is_leaving: false, document, grant })
     }
 
     pub(super) fn granted(grant: Provisional) -> Result<Self> {
@@ -100,8 +102,11 @@ impl OwnLock {
         Ok(Self { grant: Cell::new(Some(grant)), ..own })
     }
 
-    pub(super) fn confirmed(Confirmed { lock, document, .. }: Confirmed) -> Result<Self> {
-        Ok(Self { document: Cell::new(document), ..Self::new(lock, Got::Confirmed)? })
+    pub(super) fn confirmed(
+        Confirmed { lock, document, is_leaving, .. }: Confirmed,
+    ) -> Result<Self> {
+        let document = Cell::new(document);
+        Ok(Self { document, is_leaving, ..Self::new(lock, Got::Confirmed)? })
     }
 
     pub(in crate::web) fn is_fresh(&self) -> bool {

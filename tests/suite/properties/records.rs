@@ -1,5 +1,5 @@
 //! Records with arbitrary contents, written by none of our programs: of locks and of ended sessions.
-//! For web sessions, see tests/suite/web/session_store/records.rs.
+//! For web sessions, see tests/app/web/session_store/records.rs.
 
 use std::time::Duration;
 
@@ -9,71 +9,17 @@ use actix_doclock::{
     store::{Acquisition, Claim, Rules, TakenBy, TakeoverKind, Waiters},
 };
 use doclock_conformance::Shorthand;
-use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
-use mongodb::bson::{Regex, spec::BinarySubtype};
-use proptest::{collection::vec, prelude::*};
+use mongodb::bson::{Document, doc};
+use proptest::prelude::*;
 use tokio::runtime::Runtime;
 use uuid::Uuid;
 
-use super::check;
 use crate::rig::{
     self,
     app::{TTL, key, lock_records, record},
     mongod,
+    random::{FIELDS, check, fields},
 };
-
-/// Any BSON, often of the right type.
-#[allow(clippy::unnecessary_fallible_conversions, reason = "can fail with bson 3")]
-pub(super) fn values() -> impl Strategy<Value = Bson> {
-    let now = DateTime::now().timestamp_millis();
-    let leaf = prop_oneof![
-        3 => prop_oneof![
-            Just(now), Just(now - 1_000), Just(now + 3_600_000), Just(0), Just(i64::MAX), Just(i64::MIN),
-            any::<i64>(),
-        ].prop_map(|millis| Bson::DateTime(DateTime::from_millis(millis))),
-        2 => prop_oneof![Just(0), Just(60_000), Just(-1), any::<i64>()].prop_map(Bson::Int64),
-        2 => prop_oneof![
-            Just("alice".to_owned()), Just("$aid".to_owned()), Just("$$ROOT".to_owned()),
-            Just(Uuid::from_u128(7).to_string()), any::<String>(),
-        ].prop_map(Bson::String),
-        1 => any::<f64>().prop_map(Bson::Double),
-        1 => any::<i32>().prop_map(Bson::Int32),
-        1 => any::<bool>().prop_map(Bson::Boolean),
-        1 => Just(Bson::Null),
-        1 => Just(Bson::MinKey),
-        1 => Just(Bson::MaxKey),
-        1 => Just(Bson::Decimal128("NaN".parse::<Decimal128>().expect("a number"))),
-        1 => any::<(u32, u32)>()
-            .prop_map(|(time, increment)| Bson::Timestamp(Timestamp { time, increment })),
-        1 => any::<[u8; 12]>().prop_map(|it| ObjectId::from_bytes(it).into()),
-        1 => vec(any::<u8>(), 0..20)
-            .prop_map(|bytes| Binary { subtype: BinarySubtype::Uuid, bytes }.into()),
-        1 => Just(Bson::JavaScriptCode("sleep(1)".to_owned())),
-        1 => Just(Bson::RegularExpression(Regex { pattern: ".*".try_into().expect("no NUL"), options: "".try_into().expect("no NUL") })),
-    ];
-    leaf.prop_recursive(3, 16, 4, |inner| {
-        let name = proptest::sample::select(FIELDS);
-        prop_oneof![
-            vec(inner.clone(), 0..4).prop_map(Bson::Array),
-            vec((name, inner), 0..5).prop_map(|fields| {
-                Bson::Document(fields.into_iter().map(|(name, it)| (name.to_owned(), it)).collect())
-            }),
-        ]
-    })
-}
-
-/// All fields of lock records, and some more.
-const FIELDS: &[&str] = &[
-    "ts", "ttl", "aid", "token", "since", "holder", "label", "user", "readers", "until", "due",
-    "leaving", "queue", "fence", "tab", "page", "again", "mode", "taken", "by", "reason",
-    "max_hold", "server", "first", "last", "writer", "x", "$ne",
-];
-
-pub(crate) fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Document> {
-    let field = (proptest::sample::select(names), values());
-    vec(field, 0..8)
-        .prop_map(|fields| fields.into_iter().map(|(n, it)| (n.to_owned(), it)).collect())
-}
 
 /// Fields that a lock record may not have at its top level, because no program can insert it like that.
 fn lock_fields() -> impl Strategy<Value = Document> {

@@ -23,7 +23,8 @@ use proptest::{collection::vec, prelude::*};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{check, hostile::Hostile};
+use super::hostile::Hostile;
+use crate::rig::random::check;
 
 macro_rules! documents {
     ($($type:ident, $id:ty, $collection:literal;)*) => { $(

@@ -15,13 +15,11 @@ use self::{
     op::{Kind, Op, TTL, seconds, sequences},
     run::{Run, Subject, document},
 };
-use crate::{
-    properties::check,
-    rig::{
-        self,
-        app::{WorkItem, count, lock_records, record},
-        mongod,
-    },
+use crate::rig::{
+    self,
+    app::{WorkItem, count, lock_records, record},
+    mongod,
+    random::check,
 };
 
 fn rules(kind: Kind) -> Rules {

@@ -223,6 +223,22 @@ fn after_64_handovers_nobody_asks_for_an_eighth_of_their_time_after_the_release(
     }
 }
 
+/// A lone waiter asks at once, whatever its session waits for elsewhere. It is refused itself if it has to wait.
+#[test]
+fn a_waiter_whose_session_waits_for_too_much_is_in_nobodys_way() {
+    let mut machine = limited(1, usize::MAX);
+    let (greedy, a, b) = (Aid::new(), key("a"), key("b"));
+    let waits = |machine: &mut Machine<()>, key: &LockKey| {
+        let wanted = Wanted { aid: greedy.clone(), ..wanted(key, Mode::Exclusive) };
+        machine.join(&wanted, &greedy, (), false, Instant::now()).unwrap()
+    };
+    let one = waits(&mut machine, &a);
+    machine.count(one).unwrap();
+    let two = waits(&mut machine, &b);
+    machine.joins_as(&b, &Aid::new(), Mode::Exclusive).expect("it waits for nothing else");
+    assert!(machine.count(two).is_err());
+}
+
 #[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
     // A lone waiter does not count yet. The second one makes both count, before the store refuses the first.

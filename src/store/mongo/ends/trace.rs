@@ -109,8 +109,9 @@ pub(super) fn unseen(
         "vars": { "named": { "$arrayElemAt": ["$end.leases", 0] } },
         "in": { "$cond": [{ "$isArray": "$$named" }, "$$named", []] },
     } };
+    let text = doc! { "$type": "string" };
     let mut waits =
-        doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
+        doc! { "step": LOOK, "_id": &text, "lease": &text, "c": { "$in": collections } };
     if let Some(aids) = of {
         waits.insert("aid", doc! { "$in": aids.iter().map(Aid::as_str).collect::<Vec<_>>() });
     }

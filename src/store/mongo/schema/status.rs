@@ -68,16 +68,24 @@ fn majority_lag(hello: &Document) -> Option<Duration> {
     Some(Duration::from_millis(behind.try_into().unwrap_or(0)))
 }
 
-/// The kind of deployment, from a server's answer to `hello`. A member of a replica set names its set; a mongos says
-/// `isdbgrid`.
+/// The kind of deployment, from a server's answer to `hello`. A member of a replica set names its set, as soon as the set
+/// has a configuration; a mongos says `isdbgrid`.
 pub(in crate::store::mongo) fn topology(hello: &Document) -> Topology {
-    if hello.contains_key("setName") {
+    if hello.contains_key("setName") || is_uninitiated(hello) {
         Topology::ReplicaSet
     } else if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
         Topology::Sharded
     } else {
         Topology::Standalone
     }
+}
+
+pub(in crate::store::mongo) const UNINITIATED: &str =
+    "the server is a member of a replica set that has no configuration yet: run `rs.initiate()`";
+
+/// True for a member of a replica set without a configuration: it was not initiated yet, or has not read its files yet.
+pub(in crate::store::mongo) fn is_uninitiated(hello: &Document) -> bool {
+    !hello.contains_key("setName") && hello.get_bool("isreplicaset").unwrap_or(false)
 }
 
 fn status_in(hello: &Document) -> StoreStatus {
@@ -108,6 +116,7 @@ mod tests {
             (member(true, 60), Topology::ReplicaSet, true, lag(0)),
             (member(true, 18), Topology::ReplicaSet, true, lag(42)),
             (member(false, 60), Topology::ReplicaSet, false, lag(0)),
+            (doc! { "isreplicaset": true }, Topology::ReplicaSet, false, None),
             (doc! { "setName": "rs0" }, Topology::ReplicaSet, false, None),
         ];
         for (hello, topology, writable, majority_lag) in cases {

@@ -40,7 +40,7 @@ async fn break_removes_all_readers_or_the_named_one() {
     let app = App::on(&database).await;
     let mut tokens = Vec::new();
     for name in ["Ann", "Ben", "Cid"] {
-        let mut claim = crate::shared::claim(actix_doclock::Mode::Shared);
+        let mut claim = crate::rig::claims::claim(actix_doclock::Mode::Shared);
         claim.holder = Holder::new(name);
         tokens.push(claim.token);
         assert!(matches!(
@@ -68,12 +68,12 @@ async fn break_leaves_the_waiters_their_places() {
     let (cli, database) = Cli::fresh().await;
     let store = MongoStore::new(&database);
     store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair(), Deadline::NONE).await.unwrap();
-    let exclusive = || crate::shared::claim(actix_doclock::Mode::Exclusive);
+    let exclusive = || crate::rig::claims::claim(actix_doclock::Mode::Exclusive);
     assert!(matches!(
         store.try_acquire(&key("a"), &exclusive(), Deadline::NONE).await.unwrap(),
         TryAcquire::Granted(_)
     ));
-    let waits = crate::shared::queues(&store, &key("a"), actix_doclock::Mode::Exclusive).await;
+    let waits = crate::rig::claims::queues(&store, &key("a"), actix_doclock::Mode::Exclusive).await;
     let late = exclusive();
     for claim in [&waits, &late] {
         let answer = store.try_acquire(&key("a"), claim, Deadline::NONE).await.unwrap();

@@ -5,9 +5,10 @@ use std::pin::pin;
 use futures_util::future::{Either, join_all, select};
 
 use super::*;
-use crate::{
-    rig::{self, app::eventually, mongod},
-    stuck::stuck,
+use crate::rig::{
+    self,
+    app::{eventually, stuck},
+    mongod,
 };
 
 /// More locks than one command renews in its time.

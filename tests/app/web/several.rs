@@ -43,6 +43,14 @@ async fn serve_bookings(
         }
         Ok(HttpResponse::NoContent())
     }
+    async fn book_all_or_wait(
+        locks: SessionLocks,
+        ids: web::Json<Vec<String>>,
+    ) -> Result<impl Responder, LockError> {
+        let wait = Wait::for_at_most(Duration::from_secs(600));
+        locks.open_all::<Note>(ids.into_inner(), wait).await?;
+        Ok(HttpResponse::NoContent())
+    }
     async fn book_some(
         locks: SessionLocks,
         ids: web::Json<Vec<String>>,
@@ -67,6 +75,7 @@ async fn serve_bookings(
         .wrap(session)
         .route("/book", web::post().to(book))
         .route("/book/all", web::post().to(book_all))
+        .route("/book/all-or-wait", web::post().to(book_all_or_wait))
         .route("/book/some", web::post().to(book_some))
         .configure(routes);
     test::init_service(app).await
@@ -106,6 +115,37 @@ async fn all_documents_are_opened_or_none() {
     assert_eq!(alice.post_json("/book/all", json!(["b", "a", "a"])).await.status, 204);
     assert_eq!((text_of(&store, "a"), text_of(&store, "b")), ("all".into(), "all".into()));
     assert_eq!(text_of(&store, "c"), "old");
+}
+
+#[actix_web::test]
+async fn a_request_that_gets_not_all_locks_keeps_those_that_another_request_was_told_of() {
+    for is_told in [false, true] {
+        let (locks, store) = notes(&["c"]).await;
+        let app = serve_bookings(&locks).await;
+        let (alice, bob) =
+            (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+        let token = bob.post("/note/c").await.token();
+        let meanwhile = async {
+            while locks.inspect(&key("b")).await.unwrap().is_none() {
+                tokio::task::yield_now().await;
+            }
+            if is_told {
+                assert_eq!(alice.post("/locks/note/a").await.status, 200);
+            }
+            // The request waits for a document that is deleted.
+            assert!(store.remove(&key("c")));
+            let release = bob.request(Method::DELETE, "/locks/note/c");
+            assert_eq!(bob.send(release.insert_header(("lock-token", token))).await.status, 204);
+        };
+        let (refused, ()) = futures_util::join!(
+            alice.post_json("/book/all-or-wait", json!(["a", "b", "c"])),
+            meanwhile
+        );
+        assert_eq!(refused.status, 404, "{}", refused.text());
+        let kept = if is_told { Some("alice") } else { None };
+        assert_eq!(holder_of(&locks, "a").await.as_deref(), kept, "told: {is_told}");
+        assert_eq!(holder_of(&locks, "b").await, None, "nobody knows of it");
+    }
 }
 
 #[actix_web::test]

@@ -276,7 +276,7 @@ async fn two_join_and(what: &str, uri: &str, status: u16) {
 }
 
 #[actix_web::test]
-async fn a_request_that_joins_a_grant_is_not_told_of_the_lock_before_it_is_sure_to_stay() {
+async fn a_lock_that_another_request_has_joined_stays_if_there_is_no_room_in_time() {
     // How long one lock waits for another to give way does not depend on the machine.
     tokio::time::pause();
     for gives_way in [true, false] {
@@ -311,10 +311,10 @@ async fn a_request_that_joins_a_grant_is_not_told_of_the_lock_before_it_is_sure_
         };
         let (granted, joined, ()) =
             futures_util::join!(alice.post("/locks/note/n00"), joins, newer);
-        let told = if gives_way { [201, 200] } else { [429, 429] };
+        let told = if gives_way { [201, 200] } else { [503, 200] };
         assert_eq!([granted.status.as_u16(), joined], told, "gives way: {gives_way}");
         let stays = store_locks(&store).await.iter().any(|lock| lock.key.to_string() == "note/n00");
-        assert_eq!(stays, gives_way);
+        assert!(stays, "one of them was told that the session holds it");
     }
 }
 

@@ -58,7 +58,7 @@ async fn a_type_that_is_not_registered_and_a_route_without_its_parameter_are_exp
     let app = serve_with_cookies(&locks).await;
     Browser::new(&app).post("/note/a").await.problem(500);
     assert!(logged(
-        "the collection `note` is not registered: call `locks.register::<suite::web::Note>()"
+        "the collection `note` is not registered: call `locks.register::<app::web::Note>()"
     ));
 
     let (locks, _) = embedded().await;

@@ -1,7 +1,7 @@
 //! Only the database's clock counts; the application's clock is never sent.
 
 use super::*;
-use crate::rules::carries_a_time;
+use crate::rig::carries_a_time;
 
 #[actix_web::test]
 async fn no_command_carries_a_time_of_the_client() {

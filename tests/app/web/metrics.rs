@@ -3,7 +3,7 @@
 use actix_doclock::metrics as names;
 
 use super::*;
-use crate::operations::metrics::Recorded;
+use crate::rig::recorded::Recorded;
 
 #[actix_web::test]
 async fn saves_are_timed_by_outcome_and_lost_locks_are_counted() {

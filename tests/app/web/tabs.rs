@@ -166,6 +166,25 @@ async fn a_reloaded_page_keeps_its_lock_and_its_old_beacon_is_too_late() {
 }
 
 #[actix_web::test]
+async fn a_page_that_comes_back_with_the_token_of_its_lock_keeps_the_lock() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    for uri in ["/locks/note/a", "/note/a"] {
+        let before = alice.acquire_in(ONE).await;
+        let beacon = json!({ "token": before.json()["token"], "grace_ms": 5_000 });
+        alice.post_json("/locks/note/a/release", beacon).await;
+        let again = alice.request(Method::POST, uri).insert_header(("lock-token", before.token()));
+        let again = alice.send(again).await;
+        assert_eq!(again.status, 200, "{uri}: {}", again.text());
+        assert_eq!(again.token(), before.token(), "{uri}");
+        store.age(&key("a"), Duration::from_secs(10));
+        assert_eq!(bob.post("/locks/note/a").await.status, 423, "{uri}: the grace period is over");
+    }
+}
+
+#[actix_web::test]
 async fn a_closed_page_keeps_its_lock_only_for_the_grace_period() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;

@@ -4,9 +4,9 @@ use mongodb::bson::{Bson, DateTime};
 use proptest::prelude::any;
 
 use super::*;
-use crate::{
-    properties::{check, records::fields},
-    rig::log::log_lines,
+use crate::rig::{
+    log::log_lines,
+    random::{check, fields},
 };
 
 /// States that no session can have.

@@ -15,9 +15,8 @@ use mongodb::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use crate::rig::app::{WorkItem, key, lock_records, put, title};
+use crate::rig::app::{WorkItem, key, lock_records, put, take_away, title};
 use crate::rig::faulty::Faulty;
-use crate::transactions::take_away;
 
 /// The commit is never confirmed. Before the whole save is repeated, the lock is broken. The repetition
 /// finds the lock lost, but the document is written, so "lost, nothing written" would be wrong.
