@@ -134,8 +134,8 @@ impl SessionLocks {
     /// count once. Does not check whether the documents exist, and ignores a `Lock-Token` of the client.
     ///
     /// The locks are taken in the order of their keys, so two such calls cannot wait for each other;
-    /// `wait` is for all of them together. If one lock is refused, the freshly taken locks are given back
-    /// in reverse order. See [`Job::acquire_all`](crate::Job::acquire_all) for the duties of the caller.
+    /// `wait` is for all of them together. If one lock is refused, the freshly taken locks are given back,
+    /// except those that another request of the session was told of meanwhile. See [`Job::acquire_all`](crate::Job::acquire_all) for the duties of the caller.
     ///
     /// # Errors
     /// The errors of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
