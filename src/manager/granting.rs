@@ -35,11 +35,11 @@ use crate::{
 const GIVES_WAY: Duration = Duration::from_secs(3);
 const COUNT_AGAIN: Duration = Duration::from_millis(50);
 
-/// The lock is neither lost nor beyond the limit: other requests of the session are giving locks back.
+/// The lock is neither stale nor beyond the limit: other requests of the session are giving locks back.
 fn try_again(key: &LockKey) -> LockError {
     let what = format!(
-        "other requests of this session are giving their locks back, so there is no room yet for the lock on {key}: \
-         try again"
+        "the lock on {key} was not kept, because other requests of this session are giving locks back at this \
+         moment: try again"
     );
     StoreError::new(StoreErrorKind::Unavailable, what).into()
 }
@@ -316,7 +316,7 @@ impl Granting {
     /// are kept, the request that counted last has counted all of them, whatever their dates say. The dates say who gives
     /// way: the newest locks do at once, and an older one waits for them, so that one of several simultaneous requests gets
     /// the last place. A lock that is not fresh is one of another request, which counts for itself. If that request waits
-    /// in vain, the lock stays for those who have joined it.
+    /// in vain, the lock stays for the requests that have joined it.
     ///
     /// Asks the store only if the session may be close to the limit.
     pub(crate) async fn check_limit_after(

@@ -68,6 +68,10 @@ impl RequestLocks {
             }
         }
         let mut wanted = self.wanted(key, how.mode, upgrades)?;
+        if comes_back.is_some() {
+            // Whoever names its token may have it in any tab.
+            wanted.tab = None;
+        }
         // Confirmed, and not acquired again: otherwise the record would say that another request was told of the lock,
         // and the end of this request would not give the lock back.
         if self.has_taken(&wanted) {
@@ -185,7 +189,7 @@ impl RequestLocks {
                 Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
                 Acquired::AlreadyMine(lock)
                     if how.elsewhere == Elsewhere::Confirm
-                        || !lock.is_of_another_tab(self.headers.tab) =>
+                        || !lock.is_of_another_tab(wanted.tab) =>
                 {
                     return OwnLock::new(lock, Got::Joined);
                 }

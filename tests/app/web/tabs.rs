@@ -171,12 +171,12 @@ async fn a_page_that_comes_back_with_the_token_of_its_lock_keeps_the_lock() {
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
-    for uri in ["/locks/note/a", "/note/a"] {
+    for (uri, tab) in [("/locks/note/a", ONE), ("/note/a", ONE), ("/locks/note/a", TWO)] {
         let before = alice.acquire_in(ONE).await;
         let beacon = json!({ "token": before.json()["token"], "grace_ms": 5_000 });
         alice.post_json("/locks/note/a/release", beacon).await;
         let again = alice.request(Method::POST, uri).insert_header(("lock-token", before.token()));
-        let again = alice.send(again).await;
+        let again = alice.send(again.insert_header(("doclock-tab", tab))).await;
         assert_eq!(again.status, 200, "{uri}: {}", again.text());
         assert_eq!(again.token(), before.token(), "{uri}");
         store.age(&key("a"), Duration::from_secs(10));
