@@ -43,7 +43,7 @@ use crate::rig::app::{
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod, Unusual};
 use crate::rig::proxy::Proxy;
-use crate::rig::{self, carries_a_time, has};
+use crate::rig::{self, carries_a_time, claims::claim, has};
 
 async fn app() -> (App, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
@@ -91,6 +91,21 @@ pub(crate) fn carries_our_time(command: &Document) -> bool {
         &Bson::Document(command.clone()),
         &|value| matches!(value, Bson::DateTime(date) if date.timestamp_millis() < soon),
     )
+}
+
+/// As after a fail-over to a slower clock.
+#[tokio::test]
+async fn a_re_entry_never_sets_the_date_of_its_lock_back() {
+    let (app, database) = app().await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let ahead = doc! { "$set": { "ts": { "$add": ["$ts", 30_000] } } };
+    lock_records(&database).update_many(doc! {}, vec![ahead]).await.unwrap();
+    let date = async || *record(&database, &key("a")).await.unwrap().get_datetime("ts").unwrap();
+    let before = date().await;
+    let again = Claim { aid: lock.aid.clone(), ..claim(Mode::Exclusive) };
+    let answer = app.store.try_acquire(&key("a"), &again, Deadline::NONE).await.unwrap();
+    assert!(matches!(answer, TryAcquire::AlreadyMine(_)), "{answer:?}");
+    assert!(date().await >= before, "another reader was told that the lock lives until then");
 }
 
 /// Rule 4. The record is still there, and no other session has taken the lock, but it is gone anyway.

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::store::verbs::*;
 use actix_doclock::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind,
-    TryAcquire, Wait,
-    store::{Acquisition, Claim, Original, Rules, Saved, Store, StoredDocument},
+    Aid, Lock, LockError, LockKey, Lockable, MemoryStore, Mode, StoreErrorKind, TryAcquire, Wait,
+    store::{Acquisition, Original, Rules, Saved, Store, StoredDocument},
 };
 use mongodb::Database;
 use mongodb::bson::{
@@ -22,8 +21,8 @@ use tokio::time::timeout;
 use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, record, title};
 use crate::rig::faulty::Faulty;
 use crate::rig::log::{count_logged, log_lines};
-use crate::rig::random::cases;
 use crate::rig::{self, mongod};
+use crate::rig::{claims::claim, random::cases};
 
 async fn app() -> (App, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
@@ -176,25 +175,9 @@ fn stored_as(part: &Part, unnamed: &[(String, Bson)]) -> Document {
     stored
 }
 
-fn claim() -> Claim {
-    Claim {
-        aid: Aid::new(),
-        token: LockToken::new(),
-        holder: Holder::new("alice"),
-        ttl: TTL,
-        tab: None,
-        page: None,
-        taken: None,
-        max_hold: None,
-        mode: Mode::Exclusive,
-        turn: None,
-        upgrades: None,
-    }
-}
-
 async fn locked(store: &impl Store, key: &LockKey) -> Lock {
     store.prepare(key.collection(), &Rules::new(TTL), Deadline::NONE).await.unwrap();
-    match store.try_acquire(key, &claim(), Deadline::NONE).await.unwrap() {
+    match store.try_acquire(key, &claim(Mode::Exclusive), Deadline::NONE).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("{other:?}"),
     }

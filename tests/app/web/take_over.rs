@@ -1,19 +1,52 @@
 //! Takeovers: who is allowed to take over, and the fate of the former lock.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
-use actix_doclock::Takeover;
-use actix_doclock::store::TakeoverKind;
+use actix_doclock::store::{Deadline, TakeoverKind, verbs::*};
+use actix_doclock::{Mode, Takeover, TryAcquire};
+use futures_util::FutureExt;
 use serde_json::json;
 
 use super::*;
 use crate::rig::{
-    app::eventually,
+    app::{TTL, eventually},
+    claims::claim,
     log::{log_lines, logged},
+    paused::Paused,
 };
 
 fn take_over() -> Value {
     json!({ "take_over": true })
+}
+
+/// A store in which another session gets the lock before each step.
+#[actix_web::test]
+async fn a_takeover_is_refused_if_the_holder_changes_all_the_time() {
+    let store = embedded().await.1;
+    let (others, changes) = (store.clone(), Arc::new(AtomicBool::new(false)));
+    let is_changing = Arc::clone(&changes);
+    let paused = Paused::new(store, move || {
+        let (others, is_changing) = (others.clone(), is_changing.load(Relaxed));
+        async move {
+            if is_changing {
+                others.age(&key("a"), TTL);
+                let (key, claim) = (key("a"), claim(Mode::Exclusive));
+                let claimed = others.try_acquire(&key, &claim, Deadline::NONE).await;
+                assert!(matches!(claimed, Ok(TryAcquire::Granted(_))), "{claimed:?}");
+            }
+        }
+        .boxed()
+    });
+    let locks = LockManager::builder(paused).take_over_policy(|_, _| true).without_reaper();
+    let locks = locks.build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let bob = Browser::logged_in(&app, "bob").await;
+    changes.store(true, Relaxed);
+    assert_eq!(bob.post_json("/locks/note/a", take_over()).await.problem(423)["code"], "held");
 }
 
 #[actix_web::test]

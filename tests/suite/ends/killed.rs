@@ -201,6 +201,27 @@ async fn a_lock_renewed_by_a_late_commit_is_announced_when_it_expires_again() {
     assert_eq!(heard.of(&alice)[0].locks, [key("a")]);
 }
 
+/// Written by hand, or by a program that restores a part of a backup.
+#[tokio::test]
+async fn a_trace_whose_lease_is_no_text_stops_no_sweep() {
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.listening()).await;
+    let traces = database.collection::<Document>("doclock.ended");
+    for lease in [Bson::from(5), DateTime::now().into(), Bson::Null, Bson::Array(Vec::new())] {
+        let trace = doc! {
+            "_id": Uuid::new_v4().to_string(), "ts": DateTime::now(), "step": "look",
+            "aid": Uuid::new_v4().to_string(), "c": "workitem", "id": "a", "lease": lease,
+        };
+        traces.insert_one(trace).await.unwrap();
+    }
+    let alice = Aid::new();
+    app.granted(&key("a"), &alice).await;
+    age(&database, &key("a"), TTL).await;
+    app.locks.sweep().await.unwrap();
+    eventually("alice is announced", async || heard.of(&alice).len() == 1).await;
+}
+
 /// A contender finds the expired lock, the sweep removes the lock and announces its session, and only
 /// then does the contender write the trace.
 #[tokio::test]
