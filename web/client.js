@@ -606,7 +606,7 @@ function hearPage(all) {
 const closings = globalThis.MutationObserver && new MutationObserver(hearPage);
 
 const nameOf = field => field.getAttribute('name') || field.id;
-// The numbers in a name are those of rows; but `items[0].line2` is the second line of a row.
+// A number in a name is the number of a row; but `items[0].line2` is the second line of a row.
 const kindOf = name => name.replace(/(?:\d|\[\]).*[a-z]_?\d+\]?$/i.test(name) ? /\d+(?!\d*\]?$)/g : /\d+/g, '#');
 const LISTED = /\d|\[\]/;   // the name of a field of a list
 const isRich = field => field.hasAttribute('contenteditable');
