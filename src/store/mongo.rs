@@ -40,7 +40,7 @@ use self::{
     concerns::primary,
     error::{Doing, Result, failure, unavailable},
     schema::{absent::Absent, status},
-    send::Groups,
+    send::{Groups, answered},
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -277,7 +277,7 @@ impl MongoStore {
 
     async fn kind(&self) -> Result<Topology> {
         let ask = async {
-            let hello = self.database().run_command(doc! { "hello": 1 }).await?;
+            let hello = answered(self.database().run_command(doc! { "hello": 1 })).await?;
             if status::is_uninitiated(&hello) {
                 return Err(unavailable(status::UNINITIATED));
             }
@@ -290,7 +290,7 @@ impl MongoStore {
     async fn time(&self, limit: Duration) -> Result<Moment> {
         let asked = Instant::now();
         let hello = doc! { "hello": 1, "maxTimeMS": codec::millis(limit) };
-        let hello = self.database().run_command(hello).await?;
+        let hello = answered(self.database().run_command(hello)).await?;
         let now = hello.get_datetime("localTime").map_err(mongodb::error::Error::custom)?;
         Ok(lock_record::moment(*now, asked))
     }

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::store::verbs::*;
-use actix_doclock::store::{Active, Claim, Query, Removal, Renewed, Rules};
+use actix_doclock::store::{Active, Claim, Deadline, Query, Removal, Renewed, Rules};
 use actix_doclock::{
     Aid, Holder, Lock, LockError, LockKey, LockManager, Released, StoreError, StoreErrorKind,
     TryAcquire, store::Saved,
 };
+use futures_util::future::join_all;
 use mongodb::Database;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
@@ -21,6 +22,8 @@ use crate::rig::faulty::Faulty;
 use crate::rig::mongod::Mongod;
 
 const DEADLINE: Duration = Duration::from_secs(1);
+/// More than any command is waited for, on any machine.
+const BOUND: Duration = Duration::from_secs(120);
 
 /// A server that the test may break, and an application server on it that waits for [`DEADLINE`]. `other`
 /// waits long enough for what must succeed on a busy machine.
@@ -318,4 +321,32 @@ async fn after_a_pause_longer_than_the_ttl_an_unwanted_lock_is_still_given_back(
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     let in_time = timeout(10 * ttl, is_given_back.wait_for(|it| *it)).await;
     in_time.expect("it is given back").unwrap();
+}
+
+/// All connections of the pool break without a word, as behind a firewall that has forgotten them: nobody answers, and
+/// TCP reports nothing for a quarter of an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_on_connections_that_died_without_a_word_are_given_up() {
+    /// The connections of the driver's default pool.
+    const POOL: usize = 10;
+    let given_up = ["commitTransaction", "find", "aggregate"].map(async |command| {
+        let faulty = Faulty::with_deadline(DEADLINE).await;
+        put(&faulty.database, "a", "old").await;
+        let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
+        (0..POOL).for_each(|_| faulty.proxy.hold_request(command));
+        let (app, store) = (&faulty.app, &faulty.app.store);
+        let call = async || {
+            let until = Deadline::at(Instant::now() + DEADLINE);
+            match command {
+                "find" => store.load(&lock.key, until).await.map(drop),
+                "aggregate" => store.confirm(&lock.key, &lock.aid, false, until).await.map(drop),
+                _ => app.save(&lock, "new").await.map(drop),
+            }
+        };
+        let calls = timeout(BOUND, join_all((0..POOL).map(|_| call()))).await;
+        let calls = calls.unwrap_or_else(|_| panic!("a {command} waits for ever"));
+        assert!(calls.iter().all(Result::is_err), "{command}: {calls:?}");
+        eventually(command, async || call().await.is_ok()).await;
+    });
+    join_all(given_up).await;
 }

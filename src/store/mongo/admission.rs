@@ -37,7 +37,7 @@ use crate::{
             group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
             ids::{Exactly, by_id},
             lock_record::Stored,
-            send::{LIMIT, Timing, Write, write},
+            send::{LIMIT, Timing, Write, answered, write},
         },
     },
 };
@@ -236,7 +236,7 @@ impl LockCollection<'_> {
     async fn look_before_writing(&self, id: &LockId) -> Result<()> {
         let records = self.primary.clone_with_type::<RawDocumentBuf>();
         let found = records.find_one(by_id(id));
-        let found = found.exactly([id]).max_time(LIMIT).await?;
+        let found = answered(found.exactly([id]).max_time(LIMIT)).await?;
         if found.is_none_or(|record| codec::is_exact(&record)) {
             return Ok(());
         }

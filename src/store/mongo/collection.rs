@@ -22,7 +22,7 @@ use crate::{
             schema::{
                 absent::Absent, create_indexes, danger, index::Index, owner, requirements::Needs,
             },
-            send::Groups,
+            send::{Groups, answered},
         },
     },
 };
@@ -112,7 +112,7 @@ pub(super) async fn collections(
 async fn existing(store: &MongoStore, name: impl Into<Bson>) -> Result<Vec<String>> {
     // With this option, a database user without the right to list all collections gets those that it may read.
     let names = store.database().list_collection_names().authorized_collections(true);
-    names.filter(doc! { "name": name.into() }).await
+    answered(names.filter(doc! { "name": name.into() })).await
 }
 
 /// The text escaped for a regular expression, so that it stands for itself there.

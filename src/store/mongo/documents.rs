@@ -14,7 +14,7 @@ use mongodb::{
 use tokio::{
     sync::SemaphorePermit,
     task::spawn_blocking,
-    time::{sleep, timeout_at},
+    time::{sleep, timeout, timeout_at},
 };
 
 use crate::{
@@ -31,8 +31,9 @@ use crate::{
                 has_lost_connection, not_sent, store_error, unavailable,
             },
             filters::{Target, and_live, renewed_exclusive},
+            group::UNANSWERED,
             ids::{Exactly, by_id},
-            send::{Timing, Write},
+            send::{LIMIT, Timing, Write, answered},
             watch::{renewal, saved_as},
         },
     },
@@ -70,7 +71,7 @@ impl LockCollection<'_> {
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>> {
         let found = self.documents.find_one(by_id(key.id()));
         let found = found.exactly([key.id()]);
-        let found = found.max_time(self.until.read_limit()).await?;
+        let found = answered(found.max_time(self.until.read_limit())).await?;
         if found.is_none() {
             self.explain_absence(key).await?;
         }
@@ -80,7 +81,7 @@ impl LockCollection<'_> {
     async fn exists(&self, id: &LockId) -> Result<bool> {
         let found = self.documents.find_one(by_id(id)).projection(doc! { "_id": 1 });
         let found = found.exactly([id]);
-        Ok(found.max_time(self.until.read_limit()).await?.is_some())
+        Ok(answered(found.max_time(self.until.read_limit())).await?.is_some())
     }
 
     pub(super) async fn read_in(
@@ -93,7 +94,16 @@ impl LockCollection<'_> {
         Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
+    /// A save without an answer is given up soon after its caller: it must not keep its permit. The driver aborts the
+    /// transaction of a session that is dropped.
     async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
+        let latest = self.until.latest();
+        let saved =
+            timeout_at((latest + UNANSWERED).into(), self.save_by(latest, held, edit)).await;
+        saved.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    async fn save_by(&self, latest: Instant, held: &Acquisition, edit: &Edit) -> Result<Saved> {
         let id = held.key.id();
         if let Content::Creation(document) = &edit.content
             && !codec::has_id(document, id)
@@ -101,7 +111,6 @@ impl LockCollection<'_> {
             let why = "the document has another `_id` than the locked one";
             return Err(failure(StoreErrorKind::Rejected, why));
         }
-        let latest = self.until.latest();
         let _permit = self.store.save_permit(latest).await?;
         let save = Save { collection: self, held, edit, latest };
         // Without changes, only renews the lock.
@@ -186,8 +195,6 @@ impl Save<'_> {
     async fn in_transaction(self) -> Result<Saved> {
         let mut session =
             begin(self.collection.store.database().client(), self.collection.until).await?;
-        // The future is not dropped half-way (rule 7 of the contract), so every path ends the
-        // transaction.
         let saved = match self.write_and_touch(&mut session).await {
             Ok(Saved::Saved) if Instant::now() < self.latest => {
                 return commit(&mut session, self.latest).await.map(|()| Saved::Saved);
@@ -414,23 +421,29 @@ pub(super) fn too_late() -> Error {
     unavailable("the deadline has passed; nothing was written")
 }
 
-/// Commits, and repeats the commit while its outcome is not known.
+fn no_answer() -> Error {
+    failure(StoreErrorKind::OutcomeUnknown, "no answer in time")
+}
+
+/// Commits, and repeats the commit while its outcome is not known. The connection of a commit without an answer may be
+/// dead, so half of the time is for a repetition.
 ///
 /// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
 /// lost since, the answer would be "lost, nothing written".
 pub(super) async fn commit(session: &mut ClientSession, latest: Instant) -> Result<()> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match session.commit_transaction().await {
-            Err(e)
-                if e.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT)
-                    && Instant::now() + pause < latest =>
-            {
-                sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-            other => return other,
+        let patience = (latest.saturating_duration_since(Instant::now()) / 2).max(LIMIT);
+        let unknown = match timeout(patience, session.commit_transaction()).await {
+            Ok(Err(e)) if e.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => e,
+            Ok(known) => return known,
+            Err(_) => no_answer(),
+        };
+        if Instant::now() + pause >= latest {
+            return Err(unknown);
         }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

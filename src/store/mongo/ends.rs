@@ -34,7 +34,7 @@ use crate::{
             ids::by_id,
             read::Fetched,
             release::Grants,
-            send::{self, Timing, Write, refusals, run},
+            send::{self, Timing, Write, answered, refusals, run},
         },
     },
     takeover::Takeover,
@@ -113,7 +113,7 @@ impl Ends<'_> {
         let named = end::idle_with(aid, *token);
         let either = doc! { "$or": [named, trace::of_acquisition(key, aid, *token)] };
         let found = self.store.inner.ended.find_one(either).projection(doc! { "_id": 1 });
-        Ok(found.max_time(self.until.read_limit()).await?.is_some())
+        Ok(answered(found.max_time(self.until.read_limit())).await?.is_some())
     }
 
     /// Removes these grants. If `shared` is false, there are no readers among them.

@@ -28,7 +28,8 @@ use crate::{
             lock_record::lease,
             read::Fetched,
             send::{
-                LIMIT, Timing, Write, acknowledged, number_of, refusals, rows, run, until_majority,
+                LIMIT, Timing, Write, acknowledged, answered, number_of, refusals, rows, run,
+                until_majority,
             },
             step::{Decided, Rule},
         },
@@ -354,7 +355,8 @@ impl LockCollection<'_> {
 
     /// How many records more than the limit the filter matches.
     pub(super) async fn beyond(&self, limit: usize, filter: Document) -> Result<usize> {
-        let all = self.primary.count_documents(filter).max_time(self.until.read_limit()).await?;
+        let all = self.primary.count_documents(filter).max_time(self.until.read_limit());
+        let all = answered(all).await?;
         Ok(usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(limit))
     }
 

@@ -17,6 +17,7 @@ use mongodb::{
     bson::{Document, RawDocumentBuf, doc},
     error::Error,
 };
+use tokio::time::timeout;
 
 use crate::{
     key::LockId,
@@ -31,7 +32,7 @@ use crate::{
                 unavailable,
             },
             filters::Target,
-            group::{AT_ONCE, Group},
+            group::{AT_ONCE, Group, UNANSWERED},
             ids::exactly,
             lock_record::{New, Stored},
         },
@@ -192,6 +193,14 @@ pub(super) async fn write(
     Ok(matched)
 }
 
+/// The answer to a command. A command without an answer is given up, and the driver closes its connection: TCP needs a
+/// quarter of an hour to find a connection dead that broke without a word, and until then the command would keep its
+/// place in the pool, and all that its caller holds. No time limit of a command is longer than [`LONGEST_WAIT`].
+pub(super) async fn answered<T>(command: impl IntoFuture<Output = Result<T>>) -> Result<T> {
+    let answer = timeout(LONGEST_WAIT + UNANSWERED, command.into_future()).await;
+    answer.unwrap_or_else(|_| Err(unavailable("no answer in time")))
+}
+
 /// Runs a write command. The reply may contain errors of its statements.
 pub(super) async fn run(
     records: &Collection<Document>,
@@ -203,7 +212,7 @@ pub(super) async fn run(
     let timeout = millis(WRITE_CONCERN_TIMEOUT);
     command.insert("writeConcern", doc! { "w": "majority", "wtimeout": timeout });
     let database = records.client().database(&records.namespace().db);
-    match database.run_command(command).await {
+    match answered(database.run_command(command)).await {
         // The command was carried out.
         Err(e) => codec::reply_in(&e).map_or(Err(e.clone()), codec::readable_document),
         replied => replied,
@@ -250,14 +259,15 @@ pub(super) async fn rows(
 pub(super) async fn raw_rows<T>(
     query: impl IntoFuture<Output = Result<Cursor<T>>>,
 ) -> Result<Vec<RawDocumentBuf>> {
-    query.await?.with_type().try_collect().await
+    let cursor = answered(query).await?;
+    answered(cursor.with_type().try_collect::<Vec<_>>()).await
 }
 
 /// The record that a `findAndModify` of the driver returns.
 pub(super) async fn modified(
     command: impl IntoFuture<Output = Result<Option<Document>>>,
 ) -> Result<Option<Document>> {
-    let error = match command.await {
+    let error = match answered(command).await {
         Err(error) => error,
         modified => return modified,
     };
@@ -271,7 +281,7 @@ pub(super) async fn modified(
 pub(super) async fn row(
     query: impl IntoFuture<Output = Result<Option<RawDocumentBuf>>>,
 ) -> Result<Option<Document>> {
-    query.await?.as_ref().map(codec::readable_document).transpose()
+    answered(query).await?.as_ref().map(codec::readable_document).transpose()
 }
 
 /// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a

@@ -26,7 +26,7 @@ use crate::{
             codec::{self, millis, presentable},
             concerns::primary,
             error::Doing,
-            send::{Timing, modified, row},
+            send::{Timing, answered, modified, row},
         },
     },
 };
@@ -75,17 +75,16 @@ impl Servers for MongoStore {
         let (id, server) = (id.to_string(), server.to_string());
         let full = format!("this.obeyed.{}", MAX_NOTED - 1);
         let unnoted = doc! { "$elemMatch": { "id": &id, "obeyed": { "$ne": &server } } };
-        let noted = self
-            .frozen()
+        let frozen = self.frozen();
+        let noted = frozen
             .find_one_and_update(
                 doc! { "_id": FREEZES, "of": unnoted },
                 doc! { "$addToSet": { "of.$[this].obeyed": server } },
             )
             .array_filters(vec![doc! { "this.id": id, full: { "$exists": false } }])
             .projection(doc! { "_id": 1 })
-            .max_time(until.write_limit())
-            .await;
-        noted.map(drop).doing(|| "noting that a freeze is obeyed")
+            .max_time(until.write_limit());
+        answered(noted).await.map(drop).doing(|| "noting that a freeze is obeyed")
     }
 
     // findAndModify, an upsert, returns: the notes that count, with this one, or without it if `note` is `None`; also if

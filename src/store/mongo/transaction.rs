@@ -25,7 +25,7 @@ use crate::{
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
             ids::{Exactly, by_id},
-            send::Timing,
+            send::{Timing, answered},
             watch::saved_as,
         },
     },
@@ -372,7 +372,8 @@ impl MongoStore {
         let value = match worked.unwrap_or(Err(Failed::TooSlow)) {
             Ok(value) => value,
             Err(failed) => {
-                let aborted = soonest.spawn(async move { drop(session.abort_transaction().await) });
+                let aborted =
+                    soonest.spawn(async move { answered(session.abort_transaction()).await });
                 let _ = timeout_at(until.into(), aborted).await;
                 return Err(failed);
             }

@@ -11,7 +11,7 @@ use crate::{
     store::mongo::{
         LockCollection,
         error::{LeftOut, MAX_TIME_EXPIRED, RefusedWrite, Result, exceeded_time_limit},
-        send::{LIMIT, Timing, Write, write},
+        send::{LIMIT, Timing, Write, answered, write},
     },
 };
 
@@ -41,13 +41,14 @@ impl LockCollection<'_> {
     /// As `write_all`, in pages. The records that are known to be stuck come last.
     async fn write_in_pages(&self, filter: Document, by: &Write) -> Result<u64> {
         let found = self.primary.find(filter.clone()).projection(doc! { "_id": 1 });
-        let mut found = found.batch_size(PAGE as u32).max_time(self.until.read_limit()).await?;
+        let found = found.batch_size(PAGE as u32).max_time(self.until.read_limit());
+        let mut found = answered(found).await?;
         let known = self.admission.stuck();
         let mut all = LeftOut { written: 0, left_out: 0 };
         let mut last = Vec::new();
         loop {
             let mut page = Vec::new();
-            while page.len() < PAGE && found.advance().await? {
+            while page.len() < PAGE && answered(found.advance()).await? {
                 let id = found.deserialize_current()?.remove("_id").unwrap_or(Bson::Null);
                 (if known.contains(&id) { &mut last } else { &mut page }).push(id);
             }

@@ -14,7 +14,7 @@ use crate::{
         codec::number,
         error::{Result, failure, is_denied},
         schema::danger::{self, Danger},
-        send::Timing,
+        send::{Timing, answered},
     },
 };
 
@@ -86,7 +86,8 @@ impl LockCollection<'_> {
         }
         let ids: Vec<_> = twins.iter().map(|(id, _)| id).collect();
         let twin = self.documents.find_one(doc! { "_id": { "$in": ids } });
-        let twin = twin.projection(doc! { "_id": 1 }).max_time(self.until.read_limit()).await?;
+        let twin = twin.projection(doc! { "_id": 1 }).max_time(self.until.read_limit());
+        let twin = answered(twin).await?;
         let twin = twin.and_then(|twin| Document::try_from(twin).ok());
         let Some(id) = twin.as_ref().and_then(|twin| twin.get("_id")) else { return Ok(None) };
         // The server finds a number whatever its type is.

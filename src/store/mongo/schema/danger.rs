@@ -14,6 +14,7 @@ use mongodb::{
 use crate::store::mongo::{
     error::Result,
     schema::{index::Index, requirements::Needs},
+    send::answered,
 };
 
 /// Something in a collection that the locks or sessions in it cannot live with.
@@ -172,7 +173,8 @@ pub(in crate::store::mongo) async fn options(
     names: &[&str],
 ) -> Result<Vec<CollectionSpecification>> {
     let named = doc! { "name": { "$in": names } };
-    database.list_collections().filter(named).await?.try_collect().await
+    let named = answered(database.list_collections().filter(named)).await?;
+    answered(named.try_collect()).await
 }
 
 /// Matches documents whose `_id` is a string.

@@ -101,3 +101,19 @@ async fn an_end_is_announced_after_the_database_is_back() {
     assert!(told().all(|ended| ended.aid == aid));
     assert!(!unhurried.is_locked("a").await);
 }
+
+/// All connections of the pool break without a word, and TCP does not report that for a quarter of an hour.
+#[actix_web::test]
+async fn connections_that_died_without_a_word_are_given_up() {
+    let mongod = rig::mongod::local_replica_set().await;
+    let proxy = Proxy::start(mongod.port());
+    let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
+    let hasty = |sessions: MongoSessionStoreBuilder| sessions.deadline(DEADLINE);
+    let server = Server::with(&through, |locks| locks, hasty).await;
+    // The connections of the driver's default pool.
+    for _ in 0..10 {
+        proxy.hold_request("find");
+        fails_in_time("list_of", server.sessions.list_of("alice")).await;
+    }
+    eventually("it works again", async || server.sessions.list_of("alice").await.is_ok()).await;
+}
