@@ -74,11 +74,13 @@ mod new_record;
 mod read;
 mod release;
 mod renew;
+mod save;
 mod schema;
 mod send;
 mod servers;
 mod step;
 mod transaction;
+mod update;
 mod watch;
 mod write_many;
 
