@@ -136,6 +136,11 @@ impl Proxy {
         self.arm(command, Side::Reply, Action::Hold(self.network.line.borrow().let_go));
     }
 
+    /// As [`Self::hold_reply_to`], for the command and each of its repetitions.
+    pub(crate) fn hold_replies_to(&self, command: &str) {
+        (0..100).for_each(|_| self.hold_reply_to(command));
+    }
+
     /// The next command of this name reaches the server only after [`Self::let_go`], even if the client
     /// has given up by then.
     pub(crate) fn hold_request(&self, command: &str) {

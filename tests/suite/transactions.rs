@@ -255,8 +255,7 @@ async fn a_transaction_whose_commit_is_not_answered_in_time_is_of_unknown_outcom
     let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(3)).await;
     put(&database, "a", "old").await;
     let guard = guard(&app, &key("a")).await;
-    // More than the repetitions in this time.
-    (0..100).for_each(|_| proxy.hold_reply_to("commitTransaction"));
+    proxy.hold_replies_to("commitTransaction");
     match book(&app.store, &[guard.held()], "new").await {
         Err(TransactionError::Lock(LockError::OutcomeUnknown(_))) => {}
         other => panic!("{other:?}"),

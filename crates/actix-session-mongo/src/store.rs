@@ -29,8 +29,6 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The first pause before a command is sent again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How long an operation goes on after its deadline.
-const UNANSWERED: Duration = Duration::from_secs(2);
 
 /// Web sessions in MongoDB, for [`SessionMiddleware`](actix_session::SessionMiddleware).
 ///
@@ -122,7 +120,7 @@ impl MongoSessionStore {
 
     /// Runs an operation to its end in a task of its own, because a command of the driver must not be dropped
     /// half-way. Repeats it while its outcome is unknown and time is left. The caller waits no longer than the
-    /// deadline. An operation without an answer is given up soon afterwards: its connection may be dead.
+    /// deadline. An operation without an answer is given up later: its connection may be dead.
     pub(crate) async fn run<A, T>(
         &self,
         doing: &str,
@@ -147,7 +145,7 @@ impl MongoSessionStore {
                 pause = LONGEST_PAUSE.min(pause * 2);
             }
         };
-        let task = self.inner.runtime.spawn(timeout(deadline + UNANSWERED, operation));
+        let task = self.inner.runtime.spawn(timeout(self.grace(), operation));
         match timeout(deadline, task).await {
             Ok(Ok(Ok(outcome))) => outcome.map_err(|e| Error::of_driver(doing, e)),
             // The runtime has ended, or the task has panicked.

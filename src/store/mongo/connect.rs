@@ -16,6 +16,7 @@ use crate::{
             MongoStore,
             error::{Doing, store_error},
             schema::status::UNINITIATED,
+            send::LONGEST_WAIT,
         },
     },
 };
@@ -48,7 +49,7 @@ impl MongoStore {
     ///
     /// Call it in `main`, not in the application factory: the driver lives on the runtime on which it
     /// was created. If the URI sets no time-outs, server selection gives up after 3 s and connecting
-    /// after 2 s. If the URI sets no `maxPoolSize`, the pool has at most 160 connections.
+    /// after 2 s. Server selection never takes longer than 10 s. If the URI sets no `maxPoolSize`, the pool has at most 160 connections.
     ///
     /// # Errors
     /// If the URI is malformed, or no server answers within the server selection time-out, or no primary in time.
@@ -72,7 +73,9 @@ impl MongoStore {
             if uri.contains('@') { error } else { error.because(e) }
         };
         let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
-        options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
+        // No command is waited for any longer, and then the error of the driver says more.
+        let selection = options.server_selection_timeout.unwrap_or(SERVER_SELECTION_TIMEOUT);
+        options.server_selection_timeout = Some(selection.min(LONGEST_WAIT));
         options.connect_timeout.get_or_insert(CONNECT_TIMEOUT);
         // To the driver, 0 is no limit.
         let pool = match *options.max_pool_size.get_or_insert(POOL) {

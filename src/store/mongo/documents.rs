@@ -64,7 +64,7 @@ impl LockCollection<'_> {
         id: &LockId,
     ) -> Result<Option<StoredDocument>> {
         let found = self.documents.find_one(by_id(id)).exactly([id]);
-        let found = found.max_time(self.until.read_limit()).session(session).await?;
+        let found = answered(found.max_time(self.until.read_limit()).session(session)).await?;
         Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
@@ -101,6 +101,6 @@ impl LockCollection<'_> {
     ) -> Result<bool> {
         let touched = self.primary.update_one(self.live(held), self.touched(saved));
         let touched = touched.exactly([held.key.id()]);
-        Ok(touched.session(session).await?.matched_count > 0)
+        Ok(answered(touched.session(session)).await?.matched_count > 0)
     }
 }

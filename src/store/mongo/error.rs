@@ -313,7 +313,7 @@ pub(super) fn kind(error: &Error) -> StoreErrorKind {
 
 /// True if the connection was lost while the server carried out the command. Perhaps the server has aborted.
 pub(super) fn has_lost_connection(error: &Error) -> bool {
-    matches!(error.kind.as_ref(), ErrorKind::Io(_))
+    matches!(error.kind.as_ref(), ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. })
 }
 
 /// True if the database user lacks the privilege for this.

@@ -2,13 +2,14 @@
 
 use std::{
     fmt::Display,
+    pin::pin,
     time::{Duration, Instant},
 };
 
 use mongodb::{
     Client, ClientSession,
     bson::{Document, RawDocumentBuf, doc},
-    error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     options::{ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use tokio::{
@@ -30,7 +31,7 @@ use crate::{
             },
             group::UNANSWERED,
             ids::{Exactly, by_id},
-            send::{LIMIT, Timing},
+            send::{LIMIT, LONGEST_WAIT, Timing},
             watch::{renewal, saved_as},
         },
     },
@@ -45,13 +46,17 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(20);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 impl LockCollection<'_> {
-    /// A save without an answer is given up soon after its caller: it must not keep its permit. The driver aborts the
-    /// transaction of a session that is dropped.
+    /// A save without an answer soon gives up its permit: its connection may be dead. The save itself goes on for a while,
+    /// because a server that only stands still might otherwise begin the transaction of a save that nobody ends.
     pub(super) async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
         let latest = self.until.latest();
-        let saved =
-            timeout_at((latest + UNANSWERED).into(), self.save_by(latest, held, edit)).await;
-        saved.unwrap_or_else(|_| Err(no_answer()))
+        let permit = self.store.save_permit(latest).await?;
+        let mut save = pin!(self.save_by(latest, held, edit));
+        if let Ok(saved) = timeout_at((latest + UNANSWERED).into(), &mut save).await {
+            return saved;
+        }
+        drop(permit);
+        timeout(LONGEST_WAIT, save).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
     async fn save_by(&self, latest: Instant, held: &Acquisition, edit: &Edit) -> Result<Saved> {
@@ -62,7 +67,6 @@ impl LockCollection<'_> {
             let why = "the document has another `_id` than the locked one";
             return Err(failure(StoreErrorKind::Rejected, why));
         }
-        let _permit = self.store.save_permit(latest).await?;
         let save = Save { collection: self, held, edit, latest };
         // Without changes, only renews the lock.
         if edit.is_empty() && edit.onto.is_none() {
@@ -336,26 +340,29 @@ pub(super) fn too_late() -> Error {
     unavailable("the deadline has passed; nothing was written")
 }
 
-fn no_answer() -> Error {
+pub(super) fn no_answer() -> Error {
     failure(StoreErrorKind::OutcomeUnknown, "no answer in time")
 }
 
 /// Commits, and repeats the commit while its outcome is not known. The connection of a commit without an answer may be
-/// dead, so half of the time is for a repetition.
+/// dead, so some time is left for a repetition. Once an attempt may have been carried out, only a success counts, or the
+/// server's word that the transaction was rolled back.
 ///
 /// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
 /// lost since, the answer would be "lost, nothing written".
 pub(super) async fn commit(session: &mut ClientSession, latest: Instant) -> Result<()> {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut unknown) = (FIRST_PAUSE, None);
     loop {
-        let patience = (latest.saturating_duration_since(Instant::now()) / 2).max(LIMIT);
-        let unknown = match timeout(patience, session.commit_transaction()).await {
-            Ok(Err(e)) if e.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => e,
+        let left = latest.saturating_duration_since(Instant::now());
+        let patience = left.saturating_sub(2 * LIMIT).max(left / 2).max(LIMIT);
+        match timeout(patience, session.commit_transaction()).await {
+            Err(_) => unknown = Some(no_answer()),
+            Ok(Err(e)) if e.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => unknown = Some(e),
+            Ok(Err(e)) if unknown.is_some() && !e.contains_label(TRANSIENT_TRANSACTION_ERROR) => {}
             Ok(known) => return known,
-            Err(_) => no_answer(),
-        };
+        }
         if Instant::now() + pause >= latest {
-            return Err(unknown);
+            return Err(unknown.unwrap_or_else(no_answer));
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

@@ -55,7 +55,7 @@ pub(super) trait Timing: Copy {
     /// The time limit of a write. Later attempts of a caller get more time: a majority that is always
     /// slower than the first limit must be waited for in the end.
     fn write_limit(self) -> Duration {
-        self.time_left(LIMIT.max(self.deadline().waited()))
+        self.time_left(LIMIT.max(self.deadline().waited()).min(LONGEST_WAIT))
     }
 
     /// The deadline of a write that a late read has held up. A verb that began in time is completed.

@@ -17,7 +17,7 @@ use crate::{
             HeldLock, MongoStore, codec,
             ids::{Exactly, by_id},
             save::{save_error, too_late},
-            send::Timing,
+            send::{Timing, answered},
             transaction::{
                 InDoubt, TransactionError, check_version, guarding, lost, misconfigured, running,
             },
@@ -74,14 +74,14 @@ impl MongoStore {
             let changed = collection.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
             let changed = changed.exactly([key.id()]);
-            let changed =
-                changed.max_time(collection.until.read_limit()).session(&mut *session).await;
-            let changed = match changed {
+            let changed = changed.max_time(collection.until.read_limit()).session(&mut *session);
+            let changed = match answered(changed).await {
                 // Updated, but the driver cannot read a text that is not UTF-8 in this reply.
                 Err(e) if codec::is_unreadable(&e) => {
                     let updated =
                         collection.documents.find_one(by_id(key.id())).exactly([key.id()]);
-                    updated.max_time(collection.until.read_limit()).session(session).await?
+                    let updated = updated.max_time(collection.until.read_limit());
+                    answered(updated.session(session)).await?
                 }
                 changed => changed?,
             };

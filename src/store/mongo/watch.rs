@@ -22,6 +22,7 @@ use crate::{
             DRIVERS_POOL, LockCollection, MongoStore, Prepared,
             codec::{self, is},
             error::{Doing, Result, failure, unavailable},
+            send::answered,
         },
     },
     version::Version,
@@ -96,7 +97,7 @@ impl LockCollection<'_> {
             // The collection's own read concern is `local`, which a change stream does not accept.
             .read_concern(ReadConcern::majority())
             .max_await_time(ANSWER_WITHIN);
-        let from = (opened.await?.with_type::<Document>(), Arc::clone(&self.at), place);
+        let from = (answered(opened).await?.with_type::<Document>(), Arc::clone(&self.at), place);
         Ok(Some(Watch::new(stream::try_unfold(from, |(mut stream, at, place)| async move {
             let collection = at.documents.name();
             let change = next(&mut stream, &at).await;

@@ -55,7 +55,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("manager/facade.rs::descriptions", "without a lock; the call goes on"),
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),
     ("store/mongo/transaction.rs::confirm_in", "in a transaction of the caller"),
-    ("store/mongo/transaction.rs::update", "made of a transaction"),
+    ("store/mongo/update.rs::update", "made of a transaction"),
     ("manager/guard.rs::asked", "reads; what next of LockEvents is made of"),
     ("store/watch.rs::next", "reads; what next of LockEvents is made of"),
 ];

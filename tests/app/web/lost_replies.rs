@@ -128,7 +128,7 @@ async fn after_a_transaction_of_unknown_outcome_the_next_reentry_waits_for_it() 
                 break;
             }
         }
-        faulty.proxy.hold_reply_to("commitTransaction");
+        faulty.proxy.hold_replies_to("commitTransaction");
         gate.go.notify_one();
     };
     let (booked, ()) = tokio::join!(post("/a/book"), meanwhile);
@@ -195,7 +195,7 @@ async fn a_save_of_unknown_outcome_that_is_repeated_is_never_called_unwritten() 
         .await;
         let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
         let cookie = opened.response().cookies().next().expect("a session").into_owned();
-        faulty.proxy.hold_reply_to("commitTransaction");
+        faulty.proxy.hold_replies_to("commitTransaction");
         let meanwhile = async {
             gate.failed.notified().await;
             faulty.proxy.let_go();

@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{Danger, MongoStore, error::Doing, schema::index::Index},
+    mongo::{Danger, MongoStore, error::Doing, schema::index::Index, send::answered},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No
@@ -21,7 +21,8 @@ pub(in crate::store::mongo) async fn status(
     // A missing primary is also an answer.
     let anybody = ReadPreference::PrimaryPreferred { options: None };
     let anybody = SelectionCriteria::ReadPreference(anybody);
-    let hello = store.database().run_command(doc! { "hello": 1 }).selection_criteria(anybody).await;
+    let hello = store.database().run_command(doc! { "hello": 1 }).selection_criteria(anybody);
+    let hello = answered(hello).await;
     let mut status = status_in(&hello.doing(|| "asking the server for its status")?);
     if !status.writable {
         return Ok(status);

@@ -22,6 +22,7 @@ use crate::store::{
             owner,
             requirements::Needs,
         },
+        send::answered,
     },
 };
 
@@ -145,7 +146,7 @@ impl MongoStore {
         for name in [documents, &format!("{documents}.lock")] {
             let collection = primary::<Document>(self.database(), name);
             let found = collection.find_one(danger::has_text_id());
-            match found.projection(doc! { "_id": 1 }).await {
+            match answered(found.projection(doc! { "_id": 1 })).await {
                 Ok(None) => {}
                 Err(e) if is_denied(&e) => {}
                 found => return found.map(|found| found.is_some()),
@@ -169,7 +170,7 @@ impl User {
     /// shows where it is needed.
     async fn ask(database: &Database) -> MongoResult<Self> {
         let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-        match database.run_command(status).await {
+        match answered(database.run_command(status)).await {
             Err(e) if code(&e) == Some(API_STRICT) => Ok(Self::of(&doc! {})),
             status => Ok(Self::of(&status?)),
         }
