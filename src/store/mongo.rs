@@ -37,10 +37,11 @@ macro_rules! verbs {
 use self::{
     acquire::RecordHints,
     admission::{Admission, Shared},
+    answered::answered,
     concerns::primary,
     error::{Doing, Result, failure, unavailable},
     schema::{absent::Absent, status},
-    send::{Groups, answered},
+    send::Groups,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -55,6 +56,7 @@ use crate::{
 
 mod acquire;
 mod admission;
+mod answered;
 mod asks;
 pub(super) mod codec;
 mod collection;

@@ -30,14 +30,16 @@ use crate::{
     store::{
         lock_rules::{Moment, Record as LockRecord},
         mongo::{
-            LockCollection, Prepared, codec,
+            LockCollection, Prepared,
+            answered::{UNANSWERED, answered},
+            codec,
             error::{
                 Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable,
             },
-            group::{AT_ONCE, Gate, Group, Slot, UNANSWERED},
+            group::{AT_ONCE, Gate, Group, Slot},
             ids::{Exactly, by_id},
             lock_record::Stored,
-            send::{LIMIT, Timing, Write, answered, write},
+            send::{LIMIT, Timing, Write, write},
         },
     },
 };

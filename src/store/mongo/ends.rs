@@ -29,12 +29,14 @@ use crate::{
     store::{
         Acquisition, Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
-            LockCollection, MongoStore, codec,
+            LockCollection, MongoStore,
+            answered::answered,
+            codec,
             error::{Result, is_duplicate_id},
             ids::by_id,
             read::Fetched,
             release::Grants,
-            send::{self, Timing, Write, answered, refusals, run},
+            send::{self, Timing, Write, refusals, run},
         },
     },
     takeover::Takeover,

@@ -24,15 +24,16 @@ use tokio::{
     time::{sleep_until, timeout, timeout_at},
 };
 
-use crate::store::mongo::error::{Result, not_sent, unavailable};
+use crate::store::mongo::{
+    answered::UNANSWERED,
+    error::{Result, not_sent, unavailable},
+};
 
 /// How many jobs one command carries, if it carries several.
 pub(super) const AT_ONCE: usize = 64;
 /// After this time a command no longer keeps others from being sent: on a broken network there is no
 /// answer for a long time, and the next command may get a working connection.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long after its time limit a write may stay unanswered before other writes are sent.
-pub(super) const UNANSWERED: Duration = Duration::from_secs(2);
 /// After this number of late commands, more than the connections of a default pool, the next command waits longer:
 /// for [`UNANSWERED`] more, so that commands that hang never close a group.
 const LATE: usize = 16;

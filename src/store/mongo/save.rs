@@ -23,15 +23,16 @@ use crate::{
     store::{
         Acquisition, Changes, Content, Deadline, Edit, Saved, StoredDocument,
         mongo::{
-            LockCollection, MongoStore, codec,
+            LockCollection, MongoStore,
+            answered::{LONGEST_WAIT, UNANSWERED},
+            codec,
             difference::{self, Difference},
             error::{
                 DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure,
                 has_lost_connection, not_sent, store_error, unavailable,
             },
-            group::UNANSWERED,
             ids::{Exactly, by_id},
-            send::{LIMIT, LONGEST_WAIT, Timing},
+            send::{LIMIT, Timing},
             watch::{renewal, saved_as},
         },
     },

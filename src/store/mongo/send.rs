@@ -17,7 +17,6 @@ use mongodb::{
     bson::{Document, RawDocumentBuf, doc},
     error::Error,
 };
-use tokio::time::timeout;
 
 use crate::{
     key::LockId,
@@ -26,13 +25,14 @@ use crate::{
         Deadline,
         lock_rules::Moment,
         mongo::{
+            answered::{LONGEST_WAIT, answered},
             codec::{self, documents, millis, number},
             error::{
                 RefusedWrite, Result, Unacknowledged, is_not_sent, late_majority, not_sent,
                 unavailable,
             },
             filters::Target,
-            group::{AT_ONCE, Group, UNANSWERED},
+            group::{AT_ONCE, Group},
             ids::exactly,
             lock_record::{New, Stored},
         },
@@ -43,8 +43,6 @@ use crate::{
 /// several callers, each with a deadline of its own. Together with the number of writes on [one
 /// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
 pub(super) const LIMIT: Duration = Duration::from_millis(500);
-/// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -191,14 +189,6 @@ pub(super) async fn write(
     let matched = number_of(&reply);
     acknowledged(&reply, matched > 0 && !matches!(by, Write::Nothing))?;
     Ok(matched)
-}
-
-/// The answer to a command. A command without an answer is given up, and the driver closes its connection: TCP needs a
-/// quarter of an hour to find a connection dead that broke without a word, and until then the command would keep its
-/// place in the pool, and all that its caller holds. No time limit of a command is longer than [`LONGEST_WAIT`].
-pub(super) async fn answered<T>(command: impl IntoFuture<Output = Result<T>>) -> Result<T> {
-    let answer = timeout(LONGEST_WAIT + UNANSWERED, command.into_future()).await;
-    answer.unwrap_or_else(|_| Err(unavailable("no answer in time")))
 }
 
 /// Runs a write command. The reply may contain errors of its statements.

@@ -14,10 +14,12 @@ use crate::{
     store::{
         Deadline, Locks, Removal, decode,
         mongo::{
-            HeldLock, MongoStore, codec,
+            HeldLock, MongoStore,
+            answered::answered,
+            codec,
             ids::{Exactly, by_id},
             save::{save_error, too_late},
-            send::{Timing, answered},
+            send::Timing,
             transaction::{
                 InDoubt, TransactionError, check_version, guarding, lost, misconfigured, running,
             },

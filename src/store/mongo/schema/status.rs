@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{Danger, MongoStore, error::Doing, schema::index::Index, send::answered},
+    mongo::{Danger, MongoStore, answered::answered, error::Doing, schema::index::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No

@@ -13,6 +13,7 @@ use crate::store::{
     StoreResult,
     mongo::{
         MongoStore,
+        answered::answered,
         concerns::primary,
         error::{Doing, code, is_denied, store_error},
         schema::{
@@ -22,7 +23,6 @@ use crate::store::{
             owner,
             requirements::Needs,
         },
-        send::answered,
     },
 };
 
