@@ -1,0 +1,20 @@
+//! How long an answer of the server is waited for.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::store::mongo::error::{Result, unavailable};
+
+/// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How long after its time limit a write may stay unanswered before other writes are sent.
+pub(super) const UNANSWERED: Duration = Duration::from_secs(2);
+
+/// The answer to a command. A command without an answer is given up, and the driver closes its connection: TCP needs a
+/// quarter of an hour to find a connection dead that broke without a word, and until then the command would keep its
+/// place in the pool, and all that its caller holds. No time limit of a command is longer than [`LONGEST_WAIT`].
+pub(super) async fn answered<T>(command: impl IntoFuture<Output = Result<T>>) -> Result<T> {
+    let answer = timeout(LONGEST_WAIT + UNANSWERED, command.into_future()).await;
+    answer.unwrap_or_else(|_| Err(unavailable("no answer in time")))
+}
