@@ -123,11 +123,11 @@ impl Activity {
         is_due
     }
 
-    /// More time has passed since the last renewals than this process knows.
+    /// Makes each session and each tab due at once: more time has passed since their renewals than this process knows.
     pub(super) fn all_are_due(&self) {
         let now = clock::now();
         for session in self.sessions.lock().of.values_mut() {
-            session.due = now;
+            (session.due, session.unknown_tabs_due) = (now, now);
             session.tabs.iter_mut().for_each(|(_, due)| *due = now);
         }
     }
@@ -266,6 +266,18 @@ mod tests {
         assert!(activity.is_due(&Aid::new(), &[]), "each session for itself");
         activity.forget(&aid);
         assert!(activity.is_due(&aid, &[]));
+    }
+
+    #[test]
+    fn after_a_standstill_each_tab_of_a_session_is_due_for_itself() {
+        let [one, two] = [NamedBy::Tab(TabId::new()), NamedBy::Tab(TabId::new())];
+        let (activity, aid) = (Activity::new(HOUR), Aid::new());
+        activity.session_begins(&aid);
+        assert!(!activity.is_due(&aid, &[one]) && !activity.is_due(&aid, &[two]));
+        activity.all_are_due();
+        assert!(activity.is_due(&aid, &[one]));
+        assert!(activity.is_due(&aid, &[two]));
+        assert!(!activity.is_due(&aid, &[one, two]));
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,11 +37,11 @@ macro_rules! verbs {
 use self::{
     acquire::RecordHints,
     admission::{Admission, Shared},
-    answered::answered,
     concerns::primary,
     error::{Doing, Result, failure, unavailable},
     schema::{absent::Absent, status},
     send::Groups,
+    time_limits::answered,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -56,7 +56,6 @@ use crate::{
 
 mod acquire;
 mod admission;
-mod answered;
 mod asks;
 pub(super) mod codec;
 mod collection;
@@ -81,6 +80,7 @@ mod schema;
 mod send;
 mod servers;
 mod step;
+mod time_limits;
 mod transaction;
 mod update;
 mod watch;

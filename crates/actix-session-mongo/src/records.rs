@@ -216,6 +216,7 @@ impl Records {
     /// Ends the sessions of this user. Returns how many of them were live, and the ids of all, including those that are
     /// being given another key at the moment.
     pub(crate) async fn revoke_user(&self, user: &str) -> Result<(u64, BTreeSet<String>)> {
+        // Ended, and still due: nobody was told of its end yet.
         let not_over =
             [doc! { "ended": { "$exists": false } }, doc! { "due": { "$exists": true } }];
         let of_user = doc! { "user": { "$eq": user }, "$or": &not_over[..] };

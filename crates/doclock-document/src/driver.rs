@@ -67,6 +67,7 @@ mod either_bson {
         }
     }
 
+    /// bson 2 has `from_slice`. With bson 3 nobody calls this function.
     #[allow(dead_code, reason = "used with bson 2 only")]
     pub(crate) fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
         #[allow(unused_imports, reason = "used with bson 3 only")]

@@ -288,7 +288,7 @@ impl Node {
 
     /// The path of the first value for which `is_it` is true.
     pub(crate) fn find(&self, is_it: &dyn Fn(Option<&Name>, &Self) -> bool) -> Option<Path> {
-        fn find(
+        fn search(
             name: Option<&Name>,
             it: &Node,
             path: &mut Path,
@@ -297,9 +297,10 @@ impl Node {
             if is_it(name, it) {
                 return true;
             }
+            // An element of an array has a step in the path, but no name.
             let mut within = |step: Name, name: Option<&Name>, it: &Node| {
                 path.push(step);
-                let is_found = find(name, it, path, is_it);
+                let is_found = search(name, it, path, is_it);
                 if !is_found {
                     path.pop();
                 }
@@ -316,7 +317,7 @@ impl Node {
             }
         }
         let mut path = Path::new();
-        find(None, self, &mut path, is_it).then_some(path)
+        search(None, self, &mut path, is_it).then_some(path)
     }
 
     pub(crate) fn value_at(&self, path: &[Name]) -> Option<&Self> {

@@ -50,7 +50,8 @@ const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The verbs of the manager that waiters need.
 pub(in crate::manager) trait ForWaiters: Sync {
-    /// Claims the lock. `scope` also tracks the cleanup of an unwanted grant.
+    /// Claims the lock. `in_turn` is the place of the waiter, in a fair collection only. `scope` tracks the claim, and the
+    /// cleanup of an unwanted grant.
     fn claim(
         &self,
         wanted: &Wanted,

@@ -30,16 +30,15 @@ use crate::{
     store::{
         lock_rules::{Moment, Record as LockRecord},
         mongo::{
-            LockCollection, Prepared,
-            answered::{UNANSWERED, answered},
-            codec,
+            LockCollection, Prepared, codec,
             error::{
                 Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable,
             },
             group::{AT_ONCE, Gate, Group, Slot},
             ids::{Exactly, by_id},
             lock_record::Stored,
-            send::{LIMIT, Timing, Write, write},
+            send::{Timing, Write, write},
+            time_limits::{LIMIT, UNANSWERED, answered},
         },
     },
 };

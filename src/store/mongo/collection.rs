@@ -17,13 +17,13 @@ use crate::{
             Inner, MongoStore, Prepared,
             acquire::RecordHints,
             admission::Admission,
-            answered::answered,
             concerns::{open, primary},
             error::{Doing, Result, failure, is_denied},
             schema::{
                 absent::Absent, create_indexes, danger, index::Index, owner, requirements::Needs,
             },
             send::Groups,
+            time_limits::answered,
         },
     },
 };

@@ -5,7 +5,7 @@ use mongodb::{
     options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 
-use crate::store::mongo::send::WRITE_CONCERN_TIMEOUT;
+use crate::store::mongo::time_limits::WRITE_CONCERN_TIMEOUT;
 
 /// A collection whose writes are acknowledged by the majority, and whose reads go to the primary.
 pub(super) fn open<T: Send + Sync>(

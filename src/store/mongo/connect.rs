@@ -14,9 +14,9 @@ use crate::{
         StoreResult,
         mongo::{
             MongoStore,
-            answered::LONGEST_WAIT,
             error::{Doing, store_error},
             schema::status::UNINITIATED,
+            time_limits::LONGEST_WAIT,
         },
     },
 };

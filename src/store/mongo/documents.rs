@@ -11,12 +11,12 @@ use crate::{
         Acquisition, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
         mongo::{
             LockCollection, MongoStore,
-            answered::answered,
             error::Result,
             filters::{Target, and_live, renewed_exclusive},
             ids::{Exactly, by_id},
             save::save_error,
             send::{Timing, Write},
+            time_limits::answered,
             watch::renewal,
         },
     },

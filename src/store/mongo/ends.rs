@@ -29,14 +29,13 @@ use crate::{
     store::{
         Acquisition, Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
-            LockCollection, MongoStore,
-            answered::answered,
-            codec,
+            LockCollection, MongoStore, codec,
             error::{Result, is_duplicate_id},
             ids::by_id,
             read::Fetched,
             release::Grants,
             send::{self, Timing, Write, refusals, run},
+            time_limits::answered,
         },
     },
     takeover::Takeover,

@@ -25,8 +25,8 @@ use tokio::{
 };
 
 use crate::store::mongo::{
-    answered::UNANSWERED,
     error::{Result, not_sent, unavailable},
+    time_limits::UNANSWERED,
 };
 
 /// How many jobs one command carries, if it carries several.

@@ -21,7 +21,8 @@ use crate::{
             error::{Result, is_duplicate_id, unavailable},
             ids::{by_id, exactly},
             lock_record::{COMPARED, New, Stored, decode, moment},
-            send::{LIMIT, Timing, acknowledged, number_of, refusals, run},
+            send::{Timing, acknowledged, number_of, refusals, run},
+            time_limits::LIMIT,
         },
     },
 };

@@ -20,13 +20,13 @@ use crate::{
         lock_rules::{Moment, Record},
         mongo::{
             LockCollection,
-            answered::LONGEST_WAIT,
             codec::{self, is},
             error::{Result, unavailable},
             filters::{is_live, of_sessions},
             ids::{Exactly, by_id, has_text_ids, simple},
             lock_record::{Stored, decode, moment},
             send::{Both, Timing, raw_rows, rows},
+            time_limits::LONGEST_WAIT,
         },
     },
 };

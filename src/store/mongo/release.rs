@@ -22,16 +22,14 @@ use crate::{
         mongo::{
             LockCollection,
             admission::Purpose,
-            answered::answered,
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, is_odd, kind},
             filters::{Target, exclusive_of, is_live, of_sessions},
             ids::exactly,
             lock_record::lease,
             read::Fetched,
-            send::{
-                LIMIT, Timing, Write, acknowledged, number_of, refusals, rows, run, until_majority,
-            },
+            send::{Timing, Write, acknowledged, number_of, refusals, rows, run, until_majority},
             step::{Decided, Rule},
+            time_limits::{LIMIT, answered},
         },
     },
 };

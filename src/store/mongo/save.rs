@@ -23,16 +23,15 @@ use crate::{
     store::{
         Acquisition, Changes, Content, Deadline, Edit, Saved, StoredDocument,
         mongo::{
-            LockCollection, MongoStore,
-            answered::{LONGEST_WAIT, UNANSWERED},
-            codec,
+            LockCollection, MongoStore, codec,
             difference::{self, Difference},
             error::{
                 DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure,
                 has_lost_connection, not_sent, store_error, unavailable,
             },
             ids::{Exactly, by_id},
-            send::{LIMIT, Timing},
+            send::Timing,
+            time_limits::{LIMIT, LONGEST_WAIT, UNANSWERED},
             watch::{renewal, saved_as},
         },
     },
@@ -229,6 +228,7 @@ impl Save<'_> {
         })
     }
 
+    /// As [`write`](Self::write), for the changes of a document that is `now` stored like this.
     async fn write_changes(
         &self,
         changes: &Changes,
@@ -238,6 +238,7 @@ impl Save<'_> {
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
         let (documents, exact) = (&self.collection.documents, [self.held.key.id()]);
+        // The same write may make the next primary abort, too.
         if self.collection.admission.has_lost_server(self.held.key.id())
             && codec::exact(&now).is_none()
         {

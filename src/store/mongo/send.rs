@@ -25,7 +25,6 @@ use crate::{
         Deadline,
         lock_rules::Moment,
         mongo::{
-            answered::{LONGEST_WAIT, answered},
             codec::{self, documents, millis, number},
             error::{
                 RefusedWrite, Result, Unacknowledged, is_not_sent, late_majority, not_sent,
@@ -35,16 +34,10 @@ use crate::{
             group::{AT_ONCE, Group},
             ids::exactly,
             lock_record::{New, Stored},
+            time_limits::{LIMIT, LONGEST_WAIT, WRITE_CONCERN_TIMEOUT, answered},
         },
     },
 };
-
-/// The server's time limit for the first attempt of a write, unless the deadline comes first, and for a command of
-/// several callers, each with a deadline of its own. Together with the number of writes on [one
-/// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
-pub(super) const LIMIT: Duration = Duration::from_millis(500);
-/// The longest wait for a majority, so that no request waits forever while replication stands still.
-pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the deadline of a verb means for the commands of the verb.
 pub(super) trait Timing: Copy {

@@ -23,11 +23,11 @@ use crate::{
         Deadline, Fleet, Frozen, Servers, StoreResult,
         mongo::{
             FROZEN, MongoStore, SERVERS,
-            answered::answered,
             codec::{self, millis, presentable},
             concerns::primary,
             error::Doing,
             send::{Timing, modified, row},
+            time_limits::answered,
         },
     },
 };

@@ -16,10 +16,10 @@ use crate::{
         Deadline,
         mongo::{
             HeldLock, LockCollection, MongoStore,
-            answered::answered,
             error::{Doing, unavailable},
             ids::Exactly,
             save::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
+            time_limits::answered,
             watch::saved_as,
         },
     },

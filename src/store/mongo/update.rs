@@ -14,12 +14,11 @@ use crate::{
     store::{
         Deadline, Locks, Removal, decode,
         mongo::{
-            HeldLock, MongoStore,
-            answered::answered,
-            codec,
+            HeldLock, MongoStore, codec,
             ids::{Exactly, by_id},
             save::{save_error, too_late},
             send::Timing,
+            time_limits::answered,
             transaction::{
                 InDoubt, TransactionError, check_version, guarding, lost, misconfigured, running,
             },

@@ -20,9 +20,9 @@ use crate::{
         Change, TakenBy, TakeoverKind, Watch, Written,
         mongo::{
             DRIVERS_POOL, LockCollection, MongoStore, Prepared,
-            answered::answered,
             codec::{self, is},
             error::{Doing, Result, failure, unavailable},
+            time_limits::answered,
         },
     },
     version::Version,

@@ -10,9 +10,9 @@ use crate::{
     key::LockId,
     store::mongo::{
         LockCollection,
-        answered::answered,
         error::{LeftOut, MAX_TIME_EXPIRED, RefusedWrite, Result, exceeded_time_limit},
-        send::{LIMIT, Timing, Write, write},
+        send::{Timing, Write, write},
+        time_limits::{LIMIT, answered},
     },
 };
 

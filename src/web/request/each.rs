@@ -20,7 +20,8 @@ const MOST: usize = 64;
 
 impl RequestLocks {
     /// Waits until no other request of this person that names many documents is under way. So a person who sends
-    /// many of them gets no more of this server than with one, and waits only for the own ones.
+    /// many of them gets no more of this server than with one, and waits only for the own ones. `None` if there are no
+    /// documents.
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`], also if the turn does not come in time.
@@ -28,9 +29,9 @@ impl RequestLocks {
         let Some(key) = keys.first() else { return Ok(None) };
         let too_many =
             || LockError::TooManyWaiters { key: key.clone(), limit: MOST, per_session: true };
-        let turn =
+        let its_turn =
             self.manager.core.long_requests.join(self.counts_as(), MOST).ok_or_else(too_many)?;
-        match timeout_at(self.begin().into(), turn).await {
+        match timeout_at(self.begin().into(), its_turn).await {
             Ok(Some(turn)) => Ok(Some(turn)),
             _ => Err(too_many()),
         }

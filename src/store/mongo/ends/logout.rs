@@ -18,7 +18,8 @@ use crate::{
             },
             error::Result,
             release::{Grants, Leased},
-            send::{self, LIMIT, Timing, Write},
+            send::{self, Timing, Write},
+            time_limits::LIMIT,
         },
     },
 };

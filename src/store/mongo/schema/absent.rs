@@ -11,11 +11,11 @@ use crate::{
     key::{LockId, LockKey},
     store::mongo::{
         LockCollection,
-        answered::answered,
         codec::number,
         error::{Result, failure, is_denied},
         schema::danger::{self, Danger},
         send::Timing,
+        time_limits::answered,
     },
 };
 

@@ -12,9 +12,9 @@ use mongodb::{
 };
 
 use crate::store::mongo::{
-    answered::answered,
     error::Result,
     schema::{index::Index, requirements::Needs},
+    time_limits::answered,
 };
 
 /// Something in a collection that the locks or sessions in it cannot live with.

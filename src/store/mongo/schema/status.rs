@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{Danger, MongoStore, answered::answered, error::Doing, schema::index::Index},
+    mongo::{Danger, MongoStore, error::Doing, schema::index::Index, time_limits::answered},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No

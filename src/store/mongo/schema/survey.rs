@@ -13,7 +13,6 @@ use crate::store::{
     StoreResult,
     mongo::{
         MongoStore,
-        answered::answered,
         concerns::primary,
         error::{Doing, code, is_denied, store_error},
         schema::{
@@ -23,6 +22,7 @@ use crate::store::{
             owner,
             requirements::Needs,
         },
+        time_limits::answered,
     },
 };
 

@@ -38,17 +38,18 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
     let mut made = Vec::new();
     for collection in &args.collections {
         answer_within(INDEX_WITHIN, store.prepare(collection, &rules, Deadline::NONE)).await?;
-        // Longer than the ttl of the option, if the index had a longer one before.
-        let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
-        made.push((collection, ttl));
+        // The time of the index, which may have been longer before.
+        let expires_after =
+            answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
+        made.push((collection, expires_after));
     }
     if let Some(sessions) = &args.sessions {
         let prepared = actix_session_mongo::prepare(store.database(), sessions).await;
         prepared.map_err(failed)?;
     }
     if json {
-        let made = made.iter().map(|(collection, ttl)| {
-            json!({ "collection": collection, "expire_after_seconds": ttl.as_secs() })
+        let made = made.iter().map(|(collection, expires_after)| {
+            json!({ "collection": collection, "expire_after_seconds": expires_after.as_secs() })
         });
         let mut made = json!({ "collections": made.collect::<Vec<_>>() });
         if let Some(sessions) = &args.sessions {
@@ -57,12 +58,12 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
         output::print_json(&made)?;
         return Ok(Outcome::Done);
     }
-    for (collection, ttl) in made {
+    for (collection, expires_after) in made {
         let expires = if args.fenced {
             "records are kept".to_owned()
         } else {
-            let after = humantime::format_duration(ttl);
-            let kept = if ttl > Rules::new(args.ttl).expiry() {
+            let after = humantime::format_duration(expires_after);
+            let kept = if expires_after > Rules::new(args.ttl).expiry() {
                 ", as before (it is never lowered automatically; `doclock doctor --ttl` tells how)"
             } else {
                 ""

@@ -1,4 +1,4 @@
-//! How long an answer of the server is waited for.
+//! How long commands may take, and how long their answers are waited for.
 
 use std::time::Duration;
 
@@ -6,6 +6,12 @@ use tokio::time::timeout;
 
 use crate::store::mongo::error::{Result, unavailable};
 
+/// The server's time limit for the first attempt of a write, unless the deadline comes first, and for a command of
+/// several callers, each with a deadline of its own. Together with the number of writes on [one
+/// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
+pub(super) const LIMIT: Duration = Duration::from_millis(500);
+/// The longest wait for a majority, so that no request waits forever while replication stands still.
+pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long after its time limit a write may stay unanswered before other writes are sent.
