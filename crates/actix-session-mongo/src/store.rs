@@ -120,7 +120,7 @@ impl MongoSessionStore {
 
     /// Runs an operation to its end in a task of its own, because a command of the driver must not be dropped
     /// half-way. Repeats it while its outcome is unknown and time is left. The caller waits no longer than the
-    /// deadline. An operation without an answer is given up later: its connection may be dead.
+    /// deadline. An operation without an answer is given up after the grace time: its connection may be dead.
     pub(crate) async fn run<A, T>(
         &self,
         doing: &str,

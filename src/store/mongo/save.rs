@@ -46,8 +46,9 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(20);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 impl LockCollection<'_> {
-    /// A save without an answer soon gives up its permit: its connection may be dead. The save itself goes on for a while,
-    /// because a server that only stands still might otherwise begin the transaction of a save that nobody ends.
+    /// A save without an answer gives its permit up soon after its caller is gone: its connection may be dead. The save
+    /// itself goes on for [`LONGEST_WAIT`]. If it were dropped while the server only stands still, the server would begin
+    /// the transaction later, and nobody would end it.
     pub(super) async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
         let latest = self.until.latest();
         let permit = self.store.save_permit(latest).await?;
@@ -160,7 +161,8 @@ impl Save<'_> {
         }
     }
 
-    /// A repetition of these would meet what this attempt has perhaps done, and take it for the work of somebody else.
+    /// A repetition of a creation or a deletion would meet the effect of this attempt, and take it for the work of somebody
+    /// else.
     fn perhaps_done(&self, error: Error) -> Error {
         match self.edit.content {
             Content::Creation(_) | Content::Deletion if has_lost_connection(&error) => {
@@ -316,8 +318,8 @@ fn lost_a_server() -> Error {
     failure(StoreErrorKind::Rejected, why)
 }
 
-/// Without a transaction a document is written only if it is still what was read. A command cannot say that of every
-/// document.
+/// Without a transaction a document is written only if nobody has changed it since it was read. No command can compare a
+/// document like this one.
 fn odd_on_a_standalone_server() -> Error {
     let why = "a name stands twice in the stored document, or a text in it is not UTF-8: a server without \
                transactions cannot save its changes; replace the document, or use a replica set";

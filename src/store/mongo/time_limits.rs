@@ -12,7 +12,8 @@ use crate::store::mongo::error::{Result, unavailable};
 pub(super) const LIMIT: Duration = Duration::from_millis(500);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
+/// The longest time limit of a command, the longest wait of a write for its turn, and the time of a caller without a
+/// deadline.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long after its time limit a write may stay unanswered before other writes are sent.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(2);

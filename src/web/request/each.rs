@@ -20,7 +20,7 @@ const MOST: usize = 64;
 
 impl RequestLocks {
     /// Waits until no other request of this person that names many documents is under way. So a person who sends
-    /// many of them gets no more of this server than with one, and waits only for the own ones. `None` if there are no
+    /// many of them gets no more of this server than with one, and waits for no other person. `None` if there are no
     /// documents.
     ///
     /// # Errors

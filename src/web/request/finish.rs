@@ -55,8 +55,8 @@ impl RequestLocks {
         }
         let is_another_person = *self.person_before.borrow() != self.who();
         if now.is_some() && is_another_person {
-            // The locks go with their person: whoever has an older cookie of this browser, or sits at it now, would
-            // hold them too.
+            // The locks go with their person. Otherwise the next person in this browser would hold them, and so would an
+            // older cookie.
             session.remove(AID);
             now = None;
         }
