@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt, stream};
 use parking_lot::RwLock;
 use tokio::{
     sync::{Mutex, MutexGuard, Notify},
@@ -31,6 +32,7 @@ pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
 const DISCOVER_EVERY: Duration = Duration::from_secs(10);
+const PREPARED_AT_ONCE: usize = 8;
 /// Building an index may take longer than the deadline of a request.
 const PREPARE: Duration = Duration::from_secs(60);
 
@@ -401,12 +403,21 @@ impl Collections {
                 self.verbs.run("collections", until, pattern.of_locks(), |store, it, until| {
                     store.collections(it, MAX_COLLECTIONS + 1, until)
                 });
-            for locks in found.await? {
-                let name = locks.strip_suffix(".lock").unwrap_or(&locks);
-                if self.get(name).is_none() && !is_ours(name) {
-                    let prepared = self.prepare_by_pattern(name, registered, until).await;
-                    outcome = outcome.and(prepared.map(drop));
-                }
+            let found = found.await?;
+            let names = found.iter().map(|locks| locks.strip_suffix(".lock").unwrap_or(locks));
+            let new: Vec<_> =
+                names.filter(|name| self.get(name).is_none() && !is_ours(name)).collect();
+            let room = MAX_COLLECTIONS.saturating_sub(self.known.read().by_name.len());
+            let (new, too_many) = new.split_at(room.min(new.len()));
+            let prepare = |name| self.prepare_by_pattern(name, registered, until);
+            // A collection that cannot be prepared takes the time of no other one.
+            let all: Vec<_> = new.iter().copied().map(prepare).collect();
+            let mut prepared = stream::iter(all).buffer_unordered(PREPARED_AT_ONCE);
+            while let Some(prepared) = prepared.next().await {
+                outcome = outcome.and(prepared.map(drop));
+            }
+            for name in too_many {
+                outcome = outcome.and(prepare(name).await.map(drop));
             }
         }
         *discovered = Some(begins);
@@ -414,9 +425,10 @@ impl Collections {
     }
 
     /// For an operation on everything that a session holds: learns of collections that only other servers have used
-    /// so far. If that fails, the operation covers only the collections that this server knows.
+    /// so far. If that fails, or takes half of the time, the operation covers only the collections that this server knows.
     pub(crate) async fn all_collections(&self, until: Instant) -> Vec<&'static str> {
-        if let Err(e) = self.discover(Duration::ZERO, until).await {
+        let half = clock::now() + until.saturating_duration_since(clock::now()) / 2;
+        if let Err(e) = self.discover(Duration::ZERO, half).await {
             self.log_limit.warn("collections", || {
                 format!("locks in collections that only other servers know may be left out: {e}")
             });

@@ -114,6 +114,23 @@ impl Reads {
         })
     }
 
+    /// The live locks of one session in these collections, of those that this server knows. It does not matter whether the
+    /// others can be read.
+    #[cfg(feature = "web")]
+    pub(crate) async fn list_among(
+        &self,
+        collections: &BTreeSet<&str>,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Vec<Lock>> {
+        let asked = clock::now();
+        let known = self.collections.names().into_iter().filter(|it| collections.contains(it));
+        let lists = join_all(known.map(|it| self.list_in(it, aid, until))).await;
+        let lists: Vec<_> = lists.into_iter().collect::<Result<_>>()?;
+        let locks = lists.into_iter().flatten();
+        Ok(locks.inspect(|lock| self.beliefs.saw(lock, asked)).collect())
+    }
+
     /// The live locks of one session in one collection.
     pub(crate) async fn list_in(
         &self,

@@ -5,12 +5,13 @@ mod breaks;
 mod each;
 mod form;
 mod heartbeat;
+mod release;
 mod status;
 
 use std::{collections::HashSet, iter, slice, time::Duration};
 
 use actix_web::{
-    HttpRequest, HttpResponse, Resource,
+    HttpRequest, Resource,
     http::StatusCode,
     web::{Bytes, PayloadConfig, ServiceConfig},
 };
@@ -21,7 +22,6 @@ use crate::{
     key::LockKey,
     lock::{Lock, LockToken, Mode},
     manager::Wait,
-    store::Acquisition,
     text::{printable, short},
     version::Version,
     web::{
@@ -39,10 +39,6 @@ use crate::{
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The largest body that names many documents: 200 ids of 1 KiB, even if JSON escapes each character.
 const MAX_LIST_BYTES: usize = 512 * 1024;
-
-/// The longest grace period for a page that is closed. A page that needs longer should not release its
-/// lock.
-const LONGEST_GRACE: Duration = Duration::from_secs(10);
 
 /// The lock API. Mount it under a scope of your choice, inside
 /// [`locks.session(…)`](crate::LockManager::session):
@@ -138,9 +134,9 @@ pub fn lock_api(config: &mut ServiceConfig) {
             only("/{collection}/{id}", "GET, POST, DELETE")
                 .get(status::of_one)
                 .post(acquire)
-                .delete(release),
+                .delete(release::release),
         )
-        .service(only("/{collection}/{id}/release", "POST").post(release))
+        .service(only("/{collection}/{id}/release", "POST").post(release::release))
         .service(
             only("/{collection}/{id}/ask", "POST, DELETE").post(asks::ask).delete(asks::withdraw),
         )
@@ -319,63 +315,6 @@ fn problem(locks: &RequestLocks, error: LockError) -> Problem {
         }
         None => problem,
     }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct ReleaseBody {
-    /// The acquisition to release. `sendBeacon` cannot set a header, neither for this nor for what follows.
-    token: Option<String>,
-    /// The tab of the page that is being left.
-    tab: Option<String>,
-    /// The load of that page.
-    page: Option<String>,
-    grace_ms: u64,
-    /// Where the browser goes after a form.
-    to: Option<String>,
-}
-
-async fn release(_: SameSite, req: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
-    // A page that may no longer lock the document may still release its lock.
-    let locks = RequestLocks::of_any_page(&req)?;
-    locks.headers.check_in_api()?;
-    let key = key(&locks.permissions(), &req)?;
-    locks.check_client()?;
-    let mut tokens = locks.headers.tokens()?.to_vec();
-    let call = form::read::<ReleaseBody>(&req, body)?;
-    let done = call.done(&req, call.said.to.as_deref())?;
-    let ReleaseBody { token, tab, page, grace_ms, .. } = call.said;
-    if let Some(token) = token {
-        tokens.push(parse_token(&token)?);
-    }
-    let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
-    if tokens.is_empty() {
-        match page.as_deref().map(str::parse) {
-            None => drop(locks.release_of_tab(&key).await?),
-            Some(Ok(page)) => {
-                let tab = tab.map(|tab| tab.parse()).transpose();
-                let tab = tab.map_err(|_| LockError::MalformedTab)?;
-                locks.leave(&key, tab, page, grace).await?;
-            }
-            Some(Err(_)) => return Err(bad_request("a page must be a UUID")),
-        }
-    }
-    let page = page.and_then(|page| page.parse().ok()).or(locks.headers.page);
-    let until = locks.begin();
-    if let Some(aid) = locks.aid() {
-        for token in tokens {
-            // Stands for an exclusive lock, too: a beacon does not name the mode.
-            let mode = Mode::Shared;
-            let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
-            if grace.is_zero() {
-                let released = locks.manager.core.granting.release_by(&held, until).await?;
-                locks.has_released(&held, released);
-            } else {
-                locks.manager.core.granting.release_in(&held, page, grace, until).await?;
-            }
-        }
-    }
-    Ok(done)
 }
 
 type Body = Result<Bytes, actix_web::Error>;

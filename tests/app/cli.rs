@@ -136,6 +136,19 @@ async fn list_shows_every_live_lock_of_the_database() {
 }
 
 #[tokio::test]
+async fn a_view_that_is_named_like_a_lock_collection_is_left_out_with_a_word() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    database.run_command(doc! { "create": "report.lock", "viewOn": "x" }).await.unwrap();
+    let listed = cli.run(&["list"]).await;
+    assert!(listed.err.contains("`report.lock` is left out"), "{listed:?}");
+    assert_eq!(lines(&listed.ok(), "workitem/a "), 1);
+    let thawed = cli.run(&["thaw", "--all"]).await;
+    assert_eq!(thawed.code, Some(1), "{thawed:?}");
+}
+
+#[tokio::test]
 async fn a_program_gets_one_json_document() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;

@@ -52,8 +52,8 @@ async fn application_servers_with_wrong_clocks_behave_like_all_others() {
         assert!((shows - wall() - ahead).abs() < 60, "{ahead} s ahead: {shows}");
     }
     let is_saved = |line: &&Line| line.event == Event::Saved;
-    let enough = |lines: &[Line]| lines.iter().filter(is_saved).count() >= 500;
-    fleet.until_recorded("500 saves", enough).await;
+    let enough = |lines: &[Line]| lines.iter().filter(is_saved).count() >= 150;
+    fleet.until_recorded("150 saves", enough).await;
     let too_late = |line: &Line| line.event == Event::NotSaved;
     fleet.until_recorded("a save was too late", |lines| lines.iter().any(too_late)).await;
     let report = round::finish(fleet, Clocks::Agree).await;

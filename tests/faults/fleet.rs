@@ -162,11 +162,12 @@ impl Fleet {
     ) -> Line {
         let began = Instant::now();
         loop {
+            let looked = Instant::now();
             if let Some(line) = self.lines_of(process).into_iter().find(|line| is_it(&line.event)) {
                 return line;
             }
             assert!(began.elapsed() < 2 * PATIENCE, "{process}: no such line");
-            sleep(Duration::from_millis(10)).await;
+            sleep(pause_after(looked)).await;
         }
     }
 
@@ -182,9 +183,11 @@ impl Fleet {
     /// Waits until the recorded history fulfils this condition.
     pub(crate) async fn until_recorded(&self, what: &str, holds: impl Fn(&[Line]) -> bool) {
         let began = Instant::now();
+        let mut looked = began;
         while !holds(&self.lines()) {
             assert!(began.elapsed() < 3 * PATIENCE, "{what}: never");
-            sleep(Duration::from_millis(100)).await;
+            sleep(pause_after(looked)).await;
+            looked = Instant::now();
         }
     }
 
@@ -296,6 +299,11 @@ impl Fleet {
         // In the directory of the applications' histories, and in their format.
         history::History::create(&self.dir().join("nemesis.jsonl"), "nemesis").say(text);
     }
+}
+
+/// A look reads all that is recorded, so the longer it takes, the fewer there are.
+fn pause_after(looked: Instant) -> Duration {
+    Duration::from_millis(20).max(5 * looked.elapsed())
 }
 
 /// A test leaves its histories behind, however it fails.

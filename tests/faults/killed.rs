@@ -72,7 +72,7 @@ async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, los
         let lines = fleet.lines_of("successor");
         let waited = Duration::from_nanos(now() - killed);
         assert!(waited < most, "{case}: cannot be saved: {:?}", lines.last());
-        sleep(Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(200)).await;
         desk.release(&lock).await;
         (desk, lock) = acquired_by_anybody(&successor, &key).await;
     }
@@ -94,7 +94,7 @@ async fn acquired_by_anybody(server: &Server, key: &LockKey) -> (Desk, Lock) {
             return (desk, lock);
         }
         assert!(began.elapsed() < PATIENCE, "{key} does not become free");
-        sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(200)).await;
     }
 }
 
@@ -167,7 +167,7 @@ async fn killed_while_sweeping(server: &Mongod, command: &str, lost: Lost) -> us
     while locks.count_documents(doc! { "aid": { "$exists": true } }).await.unwrap() > 0 {
         assert!(began.elapsed() < PATIENCE, "{command}, {lost:?}: never swept");
         let _ = other.locks.sweep().await;
-        sleep(Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(200)).await;
     }
     let ended = fleet.database.collection::<Document>("doclock.ended");
     let ended = ended.find_one(doc! { "_id": lock.aid.as_str() }).await.unwrap();

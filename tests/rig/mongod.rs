@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mongodb::Collection;
 use mongodb::bson::{Bson, Document, doc};
 use tokio::time::sleep;
 
@@ -241,6 +242,24 @@ impl Mongod {
         let data = doc! { "failCommands": [command], "writeConcernError": late };
         let twice = doc! { "times": 2 };
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": twice, "data": data }).await;
+    }
+
+    /// From now on these commands on this collection do this: fail with a code, or block.
+    pub(crate) async fn disturb(
+        &self,
+        of: &Collection<Document>,
+        commands: &[&str],
+        how: Document,
+    ) {
+        let namespace = of.namespace().to_string();
+        let mut data = doc! { "failCommands": commands, "namespace": namespace };
+        data.extend(how);
+        let always = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
+        self.admin(always).await;
+    }
+
+    pub(crate) async fn disturb_no_more(&self) {
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await;
     }
 
     /// Runs a command on the database `admin`.

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use actix_doclock::store::{Active, Deadline, Removal, Renewed, verbs::*};
-use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
+use actix_doclock::{
+    Actor, Aid, EndReason, LockError, LockKey, Lockable, Named, Released, StoreErrorKind,
+};
 use futures_util::{TryStreamExt, future::join_all};
 use mongodb::Database;
-use mongodb::bson::{Bson, doc};
+use mongodb::bson::{Bson, Document, doc};
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use crate::rig;
 use crate::rig::app::{
@@ -316,4 +319,91 @@ async fn a_release_that_is_majority_committed_late_is_reported_as_a_release() {
     server.majority_is_late_for("delete").await;
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::AlreadyGone);
+}
+
+const BOTH: [&str; 2] = [WorkItem::COLLECTION, Named::COLLECTION];
+
+async fn with_two_collections(database: &Database) -> App {
+    let app = App::on(database).await;
+    app.locks.register::<Named>().await.unwrap();
+    app
+}
+
+fn named(id: &str) -> LockKey {
+    LockKey::of::<Named>(id.to_owned()).unwrap()
+}
+
+/// The sessions whose ends a listener may tell.
+async fn announced(database: &Database) -> Vec<String> {
+    let ended = database.collection::<Document>("doclock.ended");
+    let found = ended.find(doc! { "step": "announce" }).await.unwrap();
+    let found: Vec<_> = found.try_collect().await.unwrap();
+    found.iter().map(|end| end.get_str("_id").unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn an_expired_lock_that_is_stuck_delays_the_end_of_no_other_session() {
+    for is_active in [true, false] {
+        let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
+        let app = with_two_collections(&database).await;
+        let (unlucky, idle, worker) = (Aid::new(), Aid::new(), Uuid::new_v4());
+        app.granted(&key("a"), &unlucky).await;
+        app.granted(&named("a"), &idle).await;
+        if is_active {
+            app.granted(&named("b"), &unlucky).await;
+        }
+        for key in [key("a"), named("a")] {
+            rig::age(&database, &key, TTL).await;
+        }
+        let mut transaction = stuck(&database, &[key("a")]).await;
+        let until = || Deadline::at(Instant::now() + NO_DEADLINE);
+        let sweep = async || app.store.sweep(&BOTH, worker, 200, until()).await;
+        sweep().await.unwrap_err();
+        assert_eq!(announced(&database).await, [idle.as_str()]);
+        transaction.abort_transaction().await.unwrap();
+        eventually("it is not stuck any more", async || sweep().await.is_ok()).await;
+        assert_eq!(count(&database).await, 0);
+        assert_eq!(announced(&database).await.len(), if is_active { 1 } else { 2 });
+    }
+}
+
+#[tokio::test]
+async fn a_collection_that_cannot_be_read_keeps_no_lock_in_another_one_after_a_logout() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = with_two_collections(&database).await;
+    let (alice, worker) = (Aid::new(), Uuid::new_v4());
+    app.granted(&key("a"), &alice).await;
+    app.granted(&named("a"), &alice).await;
+    let end = async || {
+        app.store.end_session(&alice, EndReason::LoggedOut, &BOTH, worker, Deadline::NONE).await
+    };
+    server
+        .disturb(&lock_records(&database), &["find", "aggregate"], doc! { "errorCode": 13 })
+        .await;
+    end().await.unwrap_err();
+    let others = database.collection::<Document>("doclock.named.lock");
+    assert_eq!(others.count_documents(doc! {}).await.unwrap(), 0);
+    server.disturb_no_more().await;
+    assert_eq!(end().await.unwrap().locks, [named("a"), key("a")]);
+    assert_eq!(count(&database).await, 0);
+}
+
+/// The change of an index needs the whole collection, so it waits for the transaction, and each write waits for the change.
+#[tokio::test]
+async fn a_server_that_raises_the_ttl_behind_an_open_transaction_holds_up_no_lock() {
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
+    let app = App::on(&database).await;
+    app.granted(&key("a"), &Aid::new()).await;
+    let mut transaction = stuck(&database, &[key("a")]).await;
+    let (raised, until) = (database.clone(), NO_DEADLINE);
+    let raises = tokio::spawn(async move { App::with(&raised, |it| it.ttl(2 * TTL)).await });
+    let began = Instant::now();
+    // So long that the other server has begun.
+    while began.elapsed() < until / 10 {
+        app.granted(&key(&format!("{:?}", began.elapsed())), &Aid::new()).await;
+    }
+    assert!(!raises.is_finished(), "it waits");
+    transaction.abort_transaction().await.unwrap();
+    raises.await.unwrap();
 }

@@ -20,7 +20,10 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    bson::{Bson, Document, doc},
+    error::Error,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -117,13 +120,16 @@ impl Ends<'_> {
         Ok(answered(found.max_time(self.until.read_limit())).await?.is_some())
     }
 
-    /// Removes these grants. If `shared` is false, there are no readers among them.
-    async fn remove(&self, grants: &Grants, shared: bool) -> Result<()> {
-        let remove =
-            async |collection| self.prepared(collection)?.remove_many(grants, shared).await;
-        // A collection in trouble stops the removal in no other one.
-        let removed = join_all(self.collections.iter().copied().map(remove)).await;
-        removed.into_iter().try_for_each(|it| it.map(drop))
+    /// Removes these grants where nothing has failed yet. If `shared` is false, there are no readers among them.
+    async fn remove(&self, grants: &Grants, shared: bool, failures: &mut Failures) {
+        let sound = self.collections.iter().copied().filter(|it| !failures.has(it));
+        let removed = join_all(sound.map(async |collection| {
+            let removed = async { self.prepared(collection)?.remove_many(grants, shared).await };
+            (collection, removed.await)
+        }));
+        for (collection, removed) in removed.await {
+            failures.note(collection, removed);
+        }
     }
 
     fn prepared(&self, collection: &str) -> Result<LockCollection<'_>> {
@@ -161,6 +167,26 @@ impl Ends<'_> {
             "_id": { "$type": "string" },
             "$expr": { "$not": [is_reserved_for_another(self.worker)] },
         }
+    }
+}
+
+/// What has failed in which collection. The work goes on in the others, and fails in the end.
+#[derive(Default)]
+struct Failures(Vec<(String, Error)>);
+
+impl Failures {
+    /// Keeps a failure, and returns `None` for it.
+    fn note<T>(&mut self, collection: &str, result: Result<T>) -> Option<T> {
+        result.map_err(|e| self.0.push((collection.to_owned(), e))).ok()
+    }
+
+    fn has(&self, collection: &str) -> bool {
+        self.0.iter().any(|(failed, _)| failed == collection)
+    }
+
+    /// `done`, or the first failure.
+    fn or<T>(self, done: T) -> Result<T> {
+        self.0.into_iter().next().map_or(Ok(done), |(_, e)| Err(e))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The sign of life of a page.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,11 +47,12 @@ pub(super) async fn renew(
     locks.ask_again().await;
     let until = locks.begin();
     let mut held = match locks.aid() {
-        // Names tell the collections, so there is no need to look for others.
+        // Names tell the collections, so there is no need to look into others, which may be in trouble.
         Some(aid) if !believed.is_empty() => {
             let named = believed.iter().filter_map(|(_, key, _)| Some(key.as_ref()?.collection()));
-            locks.manager.core.collections.learn(named, until).await;
-            locks.manager.core.reads.list_known(Some(&aid), until).await?
+            let named: BTreeSet<_> = named.collect();
+            locks.manager.core.collections.learn(named.iter().copied(), until).await;
+            locks.manager.core.reads.list_among(&named, &aid, until).await?
         }
         _ => locks.list(until).await?,
     };

@@ -110,3 +110,24 @@ async fn a_break_by_another_token_says_that_the_document_is_locked() {
     assert!(ran.err.contains("is locked, but not by the lock with this token"), "{ran:?}");
     assert!(record(&database, &key("a")).await.is_some());
 }
+
+#[tokio::test]
+async fn a_break_that_fails_for_one_reader_names_the_others() {
+    let server = mongod::Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let cli = Cli { uri: server.uri(), database: database.name().to_owned() };
+    let app = App::on(&database).await;
+    for name in ["Ann", "Ben"] {
+        let mut claim = crate::rig::claims::claim(actix_doclock::Mode::Shared);
+        claim.holder = Holder::new(name);
+        let _ = app.store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap();
+    }
+    let denied = doc! { "failCommands": ["update", "findAndModify"], "errorCode": 13 };
+    let denied = doc! {
+        "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": denied,
+    };
+    server.admin(denied).await;
+    let ran = cli.run(&["break", "workitem/a", "--reason", "x", "--yes", "--json"]).await;
+    assert_eq!(ran.code, Some(4), "{ran:?}");
+    assert_eq!(ran.json()["broken"].as_array().unwrap().len(), 1, "{ran:?}");
+}

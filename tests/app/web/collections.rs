@@ -390,3 +390,41 @@ async fn a_release_of_what_was_never_locked_tells_nothing_and_prepares_nothing()
     assert!(locks.health().collections.is_empty());
     locks.shutdown().await;
 }
+
+#[actix_web::test]
+async fn a_collection_in_trouble_keeps_neither_a_heartbeat_nor_a_list_from_the_others() {
+    let server = mongod::Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    for tenant in ["acme", "globex"] {
+        let notes = database.collection(&format!("{tenant}_note"));
+        notes.insert_one(doc! { "_id": "a", "text": "old", "tenant": tenant }).await.unwrap();
+    }
+    let locks = tenants_on(&database).await;
+    let app = serve_tenants(&locks).await;
+    let alice = Browser::logged_in(&app, "alice@acme").await;
+    let bob = Browser::logged_in(&app, "bob@globex").await;
+    alice.post("/note/a").await.token();
+    let token = bob.post("/note/a").await.token();
+    let in_trouble = database.collection("acme_note.lock");
+    server.disturb(&in_trouble, &["find", "aggregate"], doc! { "errorCode": 13 }).await;
+    let believed = json!({ "locks": { "globex_note/a": token } });
+    let heartbeat = bob.post_json("/locks/heartbeat", believed).await;
+    assert_eq!(heartbeat.status, StatusCode::OK);
+    assert_eq!(heartbeat.json()["lost"], json!([]));
+
+    // For a server that has to prepare both.
+    let all = ["listIndexes", "createIndexes", "collMod"];
+    let blocks = doc! { "blockConnection": true, "blockTimeMS": 60_000 };
+    server.disturb(&in_trouble, &all, blocks).await;
+    let late = manager_on(&database).deadline(Duration::from_secs(6)).build().await.unwrap();
+    let registers = async { late.register_matching::<Note>("*_note").await };
+    let lists = eventually("the other tenant is listed", async || {
+        let listed = late.list().await.unwrap_or_default();
+        listed.iter().any(|lock| lock.key.collection() == "globex_note")
+    });
+    tokio::select! { _ = registers => panic!("it waits"), () = lists => {} }
+    server.disturb_no_more().await;
+    for locks in [&locks, &late] {
+        locks.shutdown().await;
+    }
+}

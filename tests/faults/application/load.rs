@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use super::desk::Desk;
 use super::guards;
 use super::{DOCUMENTS, NAMES, Server};
+use crate::rig::depth;
 
 const SESSIONS: usize = 5;
 const JOBS: usize = 3;
@@ -57,6 +58,12 @@ impl Worker {
         sleep(Duration::from_millis(self.rng.u64(range))).await;
     }
 
+    /// A short pause between two steps. At a commit it is longer, so that the load leaves the processor to other tests.
+    fn pause(&mut self, millis: std::ops::Range<u64>) -> Duration {
+        let calm = if depth() == 1 { 4 } else { 1 };
+        Duration::from_millis(calm * self.rng.u64(millis))
+    }
+
     /// Sleeps for longer than the ttl of a lock that is not renewed.
     async fn longer_than_the_ttl(&mut self) {
         let more = Duration::from_millis(self.rng.u64(10..400));
@@ -69,7 +76,7 @@ impl Worker {
         while self.goes_on() {
             let key = self.key(&DOCUMENTS);
             let Some(lock) = desk.acquire(&key).await else {
-                self.millis(2..40).await;
+                sleep(self.pause(2..40)).await;
                 if !desk.is_certain() {
                     desk = Desk::new(&self.server);
                 }
@@ -83,7 +90,7 @@ impl Worker {
                         desk.renew(&lock).await;
                         self.millis(0..1200).await;
                     }
-                    _ => self.millis(0..15).await,
+                    _ => sleep(self.pause(0..15)).await,
                 }
                 if self.careless {
                     desk.save_unguarded(&lock, loaded).await;
@@ -115,10 +122,10 @@ impl Worker {
             let hold = match self.rng.u8(..100) {
                 // So long that the lock has to be renewed.
                 0..10 => self.server.settings.ttl * 2,
-                _ => Duration::from_millis(self.rng.u64(0..60)),
+                _ => self.pause(0..60),
             };
             guards::hold(&self.server, &key, shared, hold).await;
-            self.millis(0..20).await;
+            sleep(self.pause(0..20)).await;
         }
     }
 }

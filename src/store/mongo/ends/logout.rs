@@ -2,7 +2,7 @@
 
 use std::{slice, time::Instant};
 
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::{join, join_all};
 use mongodb::options::ReturnDocument;
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
         Deadline, Ended,
         mongo::{
             ends::{
-                Ends, NAMES_AT_ONCE,
+                Ends, Failures, NAMES_AT_ONCE,
                 end::{self, by_aid},
                 names::{Held, Names, locks_in, more_in, with_names},
             },
@@ -32,7 +32,7 @@ impl Ends<'_> {
     pub(super) async fn end_session(&self, aid: &Aid, reason: EndReason) -> Result<Ended> {
         // If there is no answer soon, the tombstone comes first, and the names later.
         let soon = Self { until: Deadline::at(Instant::now() + LIMIT), ..*self };
-        let before = soon.held_by(aid).await.unwrap_or_default();
+        let before = soon.held_by(aid, &mut Failures::default()).await;
         // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
         // an earlier attempt of this worker began, with the names that it stored; or the end of another
         // worker, which only gets more names.
@@ -71,31 +71,36 @@ impl Ends<'_> {
     }
 
     /// Stores the names of the locks of an ended session, then removes the locks. The names in `known` are already stored.
+    /// If a collection fails, the locks in the others are removed all the same.
     pub(super) async fn release_ended(&self, aid: &Aid, known: &Names) -> Result<Names> {
-        let mut held = self.held_by(aid).await?;
+        let mut failures = Failures::default();
+        let mut held = self.held_by(aid, &mut failures).await;
         if held.more > 0 || held.locks.iter().any(|it| !known.locks.contains(it)) {
             self.write(by_aid(aid), &Write::Update(vec![with_names(&held)])).await?;
         }
         // The traces stay until their locks are named.
         let aids = slice::from_ref(aid);
         let all = Grants::Of(vec![aid.clone()]);
-        let remove = self.remove(&all, held.may_read);
-        let (replaced, ()) = try_join(self.replaced(aids), remove).await?;
+        let remove = self.remove(&all, held.may_read, &mut failures);
+        let (replaced, ()) = join(self.replaced(aids), remove).await;
+        let replaced = replaced?;
         if !replaced.is_empty() {
             replaced.into_iter().for_each(|(_, expired)| held.add(expired));
             self.write(by_aid(aid), &Write::Update(vec![with_names(&held)])).await?;
             self.looked_at(&held.traces).await?;
         }
-        Ok(held)
+        failures.or(held)
     }
 
     /// The locks of the session that are on record, live or expired.
-    async fn held_by(&self, aid: &Aid) -> Result<Names> {
-        let held = try_join_all(self.collections.iter().map(async |collection| {
-            self.prepared(collection)?.of_session(aid, NAMES_AT_ONCE).await
+    async fn held_by(&self, aid: &Aid, failures: &mut Failures) -> Names {
+        let held = join_all(self.collections.iter().map(async |collection| {
+            let held = async { self.prepared(collection)?.of_session(aid, NAMES_AT_ONCE).await };
+            (collection, held.await)
         }));
         let mut names = Names::default();
-        for of_session in held.await? {
+        for (collection, of_session) in held.await {
+            let Some(of_session) = failures.note(collection, of_session) else { continue };
             names.may_read |= of_session.may_read;
             names.more += of_session.more;
             for Leased { lock, lease, .. } in of_session.locks {
@@ -103,6 +108,6 @@ impl Ends<'_> {
                 names.locks.push(Held { key: lock.key, lease });
             }
         }
-        Ok(names)
+        names
     }
 }

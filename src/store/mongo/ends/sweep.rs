@@ -12,7 +12,7 @@ use crate::{
         mongo::{
             codec::{aid_in, documents, millis},
             ends::{
-                Ends, NAMES_AT_ONCE,
+                Ends, Failures, NAMES_AT_ONCE,
                 end::{self, by_aid},
                 names::{Expired, Held, Names, with_names},
             },
@@ -47,33 +47,34 @@ impl Ends<'_> {
         let (announcements, next) = (found.announcements, found.next);
         let has_backlog = found.records >= limit;
         let mut swept = Swept { announcements, next, has_backlog, ..Swept::default() };
+        let mut failures = Failures::default();
+        if !found.expired.is_empty() || !found.unfinished.is_empty() {
+            let all: Vec<_> = found.expired.keys().cloned().collect();
+            let active = self.active(&all).await?;
+            let is_idle =
+                |(aid, of): &OfSession| !active.contains(aid) && of.iter().any(|it| it.idle);
+            let (idle, others): (Vec<_>, Vec<_>) = found.expired.into_iter().partition(is_idle);
+            let claimed = self.claim(found.unfinished, &idle).await?;
+            // A worker that gets less than half of the sessions leaves the rest to the worker that has
+            // them.
+            let is_ahead = 2 * (claimed.len() + others.len()) > all.len();
+            swept.more = has_backlog && is_ahead;
+            if !claimed.is_empty() {
+                self.release_claimed(&claimed, &mut swept, &mut failures).await?;
+            }
+            self.remove_expired(&others, &mut failures).await?;
+            let removed = others.iter().flat_map(|(_, of)| of);
+            swept.expired.extend(removed.filter_map(Expired::key_and_token));
+        }
         for (collection, ids) in &found.left_over {
             let tidy_up = |record: &mut Record, moment: Moment| {
                 record.forget_places(moment.now);
                 Decided::promise(())
             };
-            self.prepared(collection)?.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await?;
+            let at = self.prepared(collection)?;
+            failures.note(collection, at.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await);
         }
-        if found.expired.is_empty() && found.unfinished.is_empty() {
-            return Ok(swept);
-        }
-        let all: Vec<_> = found.expired.keys().cloned().collect();
-        let active = self.active(&all).await?;
-        let is_idle = |(aid, of): &OfSession| !active.contains(aid) && of.iter().any(|it| it.idle);
-        let (idle, others): (Vec<_>, Vec<_>) = found.expired.into_iter().partition(is_idle);
-        self.remove_expired(&others).await?;
-        swept
-            .expired
-            .extend(others.iter().flat_map(|(_, of)| of).filter_map(Expired::key_and_token));
-        let claimed = self.claim(found.unfinished, &idle).await?;
-        // A worker that gets less than half of the sessions leaves the rest to the worker that has
-        // them.
-        let is_ahead = 2 * (claimed.len() + others.len()) > all.len();
-        swept.more = has_backlog && is_ahead;
-        if !claimed.is_empty() {
-            self.release_claimed(&claimed, &mut swept).await?;
-        }
-        Ok(swept)
+        failures.or(swept)
     }
 
     /// The sessions among these that hold a live lock in any collection.
@@ -99,7 +100,11 @@ impl Ends<'_> {
 
     /// Removes expired locks of sessions that are not idle. Only these locks: others may expire
     /// meanwhile.
-    async fn remove_expired(&self, of_sessions: &[OfSession]) -> Result<()> {
+    async fn remove_expired(
+        &self,
+        of_sessions: &[OfSession],
+        failures: &mut Failures,
+    ) -> Result<()> {
         let mut notes = Vec::new();
         for (aid, of) in of_sessions {
             let locks: Vec<_> = of.iter().filter(|it| it.idle).filter_map(Expired::named).collect();
@@ -122,7 +127,8 @@ impl Ends<'_> {
         }
         for (collection, (ids, tokens, shared)) in records {
             let grants = Grants::Expired { ids, tokens };
-            self.prepared(collection)?.remove_many(&grants, shared).await?;
+            let removed = self.prepared(collection)?.remove_many(&grants, shared).await;
+            failures.note(collection, removed);
         }
         Ok(())
     }
@@ -198,14 +204,19 @@ impl Ends<'_> {
 
     /// Removes the locks of the claimed sessions, and leaves their ends to the listener. An idle end without locks is
     /// withdrawn: another worker was quicker, or the session has come back.
-    async fn release_claimed(&self, claimed: &[Claimed], swept: &mut Swept) -> Result<()> {
+    async fn release_claimed(
+        &self,
+        claimed: &[Claimed],
+        swept: &mut Swept,
+        failures: &mut Failures,
+    ) -> Result<()> {
         let aids_of = |ends: &[Claimed]| ends.iter().map(|end| end.aid.clone()).collect::<Vec<_>>();
         let idle: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
         let Some((names, shared)) = self.expired_of(&idle).await? else {
             let (some, others) = claimed.split_at(claimed.len() / 2);
-            Box::pin(self.release_claimed(some, swept)).await?;
-            return Box::pin(self.release_claimed(others, swept)).await;
+            Box::pin(self.release_claimed(some, swept, failures)).await?;
+            return Box::pin(self.release_claimed(others, swept, failures)).await;
         };
         let named = names.iter().filter(|(_, names)| !names.locks.is_empty()).map(|(aid, names)| {
             doc! { "q": { "_id": { "$eq": aid.as_str() }, "by": self.by() }, "u": [with_names(names)] }
@@ -213,18 +224,26 @@ impl Ends<'_> {
         self.update_each(named.collect()).await?;
         // Goes on with the sessions whose names were stored. After a long stall another worker may have the
         // other sessions, or these may have ended permanently.
-        let (for_good, idle): (Vec<_>, Vec<_>) =
+        let (for_good, mut idle): (Vec<_>, Vec<_>) =
             self.claimed(&aids_of(claimed)).await?.into_iter().partition(|end| end.for_good);
-        let found = || idle.iter().filter_map(|end| names.get(&end.aid));
-        let traces: Vec<_> = found().flat_map(|names| names.traces.iter().cloned()).collect();
+        let found = idle.iter().filter_map(|end| names.get(&end.aid));
+        let traces: Vec<_> = found.flat_map(|names| names.traces.iter().cloned()).collect();
         self.looked_at(&traces).await?;
-        self.remove(&Grants::ExpiredOf(aids_of(&idle)), shared).await?;
-        for end in &for_good {
-            let released = self.release_ended(&end.aid, &Names::default()).await?;
-            swept.expired.extend(released.locks.iter().filter_map(Held::key_and_token));
+        self.remove(&Grants::ExpiredOf(aids_of(&idle)), shared, failures).await;
+        // The next sweep goes on with an end whose locks are not all removed.
+        let is_removed =
+            |names: &Names| !names.locks.iter().any(|it| failures.has(it.key.collection()));
+        idle.retain(|end| names.get(&end.aid).is_none_or(is_removed));
+        let mut released = Vec::new();
+        for end in for_good {
+            let names = self.release_ended(&end.aid, &Names::default()).await;
+            if let Some(names) = failures.note(self.store.inner.ended.name(), names) {
+                swept.expired.extend(names.locks.iter().filter_map(Held::key_and_token));
+                released.push(end);
+            }
         }
         let (ended, withdrawn): (Vec<_>, Vec<_>) =
-            (for_good.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
+            (released.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
         if !withdrawn.is_empty() {
             self.withdraw(self.releasing(&withdrawn)).await?;
         }
@@ -236,9 +255,10 @@ impl Ends<'_> {
         let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
         let anew = |end: &&&Claimed| end.for_good || has_new(&end.aid);
         swept.sessions += ended.iter().filter(anew).count();
+        let found = idle.iter().filter_map(|end| names.get(&end.aid));
         swept
             .expired
-            .extend(found().flat_map(|names| names.locks.iter().filter_map(Held::key_and_token)));
+            .extend(found.flat_map(|names| names.locks.iter().filter_map(Held::key_and_token)));
         swept.announcements |= !ended.is_empty();
         Ok(())
     }

@@ -13,11 +13,12 @@ use crate::{
     store::{
         Rules, StoreResult,
         mongo::{
-            codec::number,
+            codec::{millis, number},
             error::{Doing, Result, code, failure, is_denied},
             filters::nothing_held,
             schema::{danger, index::Index, owner, requirements::Needs},
             send::rows,
+            time_limits::{LIMIT, WRITE_CONCERN_TIMEOUT, answered},
         },
     },
 };
@@ -205,7 +206,7 @@ async fn create(collection: &Collection<Document>, missing: Vec<Missing>) -> Res
 /// first. For a moment each query on the locks then reads the whole collection. False if the user may not drop them.
 async fn drop_old(collection: &Collection<Document>, names: &[String]) -> Result<bool> {
     for name in names {
-        match collection.drop_index(name).await {
+        match answered(collection.drop_index(name).max_time(LIMIT)).await {
             Err(e) if is_denied(&e) => return Ok(false),
             Err(e) if code(&e) != Some(INDEX_NOT_FOUND) => return Err(e),
             _ => {}
@@ -241,10 +242,13 @@ async fn change_expiry(
 }
 
 async fn change(collection: &Collection<Document>, index: Document) -> Result<Document> {
-    // A command does not inherit the write concern of the collection.
-    let majority = doc! { "w": "majority" };
-    let command = doc! { "collMod": collection.name(), "index": index, "writeConcern": majority };
-    database_of(collection).run_command(command).await
+    // A command does not inherit the write concern of the collection. Behind an open transaction it waits for the whole
+    // collection, and all writes on the collection wait behind it: so it is given up soon, and repeated.
+    let majority = doc! { "w": "majority", "wtimeout": millis(WRITE_CONCERN_TIMEOUT) };
+    let command = doc! {
+        "collMod": collection.name(), "index": index, "writeConcern": majority, "maxTimeMS": millis(LIMIT),
+    };
+    answered(database_of(collection).run_command(command)).await
 }
 
 /// The indexes of a collection. `IndexModel` would not do: the old shell wrote every number as a double, which that

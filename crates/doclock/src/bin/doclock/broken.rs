@@ -22,10 +22,13 @@ pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> 
     let agreed = !seen.is_empty() && (args.yes || agreed(&seen)?);
     let locks = manager(store).await?;
     let actor = Actor::new(&args.actor);
-    let mut broken = Vec::new();
+    // After a failure the other readers lose their locks all the same, and are named.
+    let (mut broken, mut failed) = (Vec::new(), None);
     for lock in seen.iter().filter(|_| agreed) {
-        if locks.break_lock(lock, &actor, &args.reason).await? == Released::Released {
-            broken.push(lock);
+        match locks.break_lock(lock, &actor, &args.reason).await {
+            Ok(Released::Released) => broken.push(lock),
+            Ok(Released::AlreadyGone) => {}
+            Err(e) => failed = failed.or(Some(e)),
         }
     }
     // The note for the application's listener is settled after the answer.
@@ -35,6 +38,9 @@ pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> 
         output::print_json(&json!({ "broken": broken }))?;
     } else if !broken.is_empty() {
         output::print(&format!("broken: {}", output::printable(&args.which.key)))?;
+    }
+    if let Some(error) = failed {
+        return Err(error.into());
     }
     match (seen.len(), broken.len()) {
         (0, _) if is_locked => tell(&format!(

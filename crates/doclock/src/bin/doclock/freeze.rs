@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     Failure, Outcome, Result, allowed, answer,
     args::{Freeze, Frozen},
-    attach, lock_collections, manager,
+    attach, attach_all, manager,
     output::{self, printable},
 };
 
@@ -46,15 +46,6 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
     Ok(Outcome::Done)
 }
 
-/// All collections that have locks.
-async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<()> {
-    for collection in lock_collections(store).await? {
-        attach(store, &collection).await?;
-        locks.attach(collection.leak());
-    }
-    Ok(())
-}
-
 pub(crate) async fn thaw(store: &MongoStore, args: &Frozen, json: bool) -> Result {
     let (locks, scope) = scope(store, args).await?;
     let was_frozen = locks.thaw(scope.clone()).await?;
@@ -73,11 +64,11 @@ pub(crate) async fn thaw(store: &MongoStore, args: &Frozen, json: bool) -> Resul
 async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)> {
     let locks = manager(store).await?;
     let Some(collection) = &args.collection else {
-        attach_all(store, &locks).await?;
+        // Leaked on purpose: the process ends with the command.
+        attach_all(store).await?.into_iter().for_each(|it| locks.attach(it.leak()));
         return Ok((locks, Scope::All));
     };
     attach(store, collection).await?;
-    // Leaked on purpose: the process ends with the command.
     locks.attach(collection.clone().leak());
     Ok((locks, collection.as_str().into()))
 }

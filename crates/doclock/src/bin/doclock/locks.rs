@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     Outcome, Result, allowed, answer,
     args::{Collections, List, Which},
-    attach, freeze, id, lock_collections,
+    attach, attach_all, freeze, id,
     output::{self, printable},
 };
 
@@ -65,19 +65,21 @@ pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result
     Ok(outcome)
 }
 
-/// The named collections, or all if none are named.
+/// The named collections, or all if none are named, opened.
 pub(crate) async fn collections(store: &MongoStore, args: &Collections) -> Result<Vec<String>> {
     if args.collections.is_empty() {
-        return lock_collections(store).await;
+        return attach_all(store).await;
+    }
+    for collection in &args.collections {
+        attach(store, collection).await?;
     }
     Ok(args.collections.clone())
 }
 
-/// The locks on the documents of these collections, in order.
+/// The locks on the documents of these open collections, in order.
 pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>> {
     let mut locks = Vec::new();
     for collection in collections {
-        attach(store, collection).await?;
         locks
             .extend(answer(store.locks(collection, Query::All, usize::MAX, Deadline::NONE)).await?);
     }

@@ -139,6 +139,21 @@ async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
     Ok(all)
 }
 
+/// As `lock_collections`, all opened. What is no collection, or not for this user, costs nobody the others.
+async fn attach_all(store: &MongoStore) -> Result<Vec<String>> {
+    let mut opened = Vec::new();
+    for collection in lock_collections(store).await? {
+        match allowed(answer(store.attach(&collection)).await)? {
+            Some(Some(_)) => opened.push(collection),
+            Some(None) => tell(&format!("`{collection}.lock` is left out: it is no collection")),
+            None => tell(&format!(
+                "`{collection}.lock` is left out: the database user may not read its indexes"
+            )),
+        }
+    }
+    Ok(opened)
+}
+
 async fn attach(store: &MongoStore, collection: &str) -> Result<()> {
     match answer(store.attach(collection)).await? {
         Some(_) => Ok(()),

@@ -14,8 +14,6 @@ use crate::{
 
 pub(crate) async fn watch(store: &MongoStore, args: &Collections, json: bool) -> Result {
     let collections = locks::collections(store, args).await?;
-    // First checks that the collections exist.
-    locks::all(store, &collections).await?;
     let manager = manager(store).await?;
     for collection in &collections {
         // Leaked on purpose: the process ends with the command.
