@@ -341,7 +341,8 @@ export class DocLock extends EventTarget {
   readonly offline: boolean;
   /**
    * Why the server refused the last request, unless the reason is another holder; or why it cannot answer at the
-   * moment (429, 5xx), although it is not `offline`; or `login_required`, if another page has answered.
+   * moment (429, 5xx, or any refusal of a heartbeat, as a 403 of a proxy), although it is not `offline`; or `login_required`, if
+   * another page has answered.
    */
   readonly problem: Problem | null;
 

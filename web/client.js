@@ -1129,6 +1129,7 @@ class PageLock {
   #person = null;        // for whom the document was opened, as the server names them
   #opened = 0;           // counts the openings: each of them learns its person anew
   #ends = 0;             // events that may have ended the lock of this page
+  #isUnconfirmed = false;   // the last heartbeat has not said whether the lock is still there
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock, or get it later
   #unwantedUntil = 0;    // a wait that this page has given up may be granted until then
   #releasing = 0;        // saves under way that release the lock
@@ -1326,7 +1327,8 @@ class PageLock {
     const answer = await request('POST', url, PROMISED.nothing, { body, keepalive: true });
     this.#api.feed.hint(this.key);
     const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
-    if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
+    // A refusal without a code is not of the lock API: as the page of a proxy, or of a server that is being deployed.
+    if (isTrouble(answer) || !answer.ok && answer.status !== 401 && !answer.body.code) setTimeout(again, backOff(failures, 30_000));
     else PageLock.#unheard.delete(body);
   }
 
@@ -1502,6 +1504,7 @@ class PageLock {
     if (why === 'idle') this.#longest = Math.max(this.#longest, end);
     this.#warn();
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
+    this.#isUnconfirmed = false;
     this.#ttl = Math.max(this.#ttl, ms);
     this.expiresAt = this.#until.wall;
     clearTimeout(this.#expiry);
@@ -1790,8 +1793,9 @@ class PageLock {
     if (!believed.length) return;
     const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
     const answer = await request('POST', api.base + '/heartbeat', PROMISED.beat, { body: { locks } });
-    PageLock.#note(api, answer, true);
-    if (!answer.ok && answer.status !== 401) return;
+    const isUnheard = !answer.ok && answer.status !== 401;   // whoever has refused it: nothing is known of the locks
+    PageLock.#note(api, answer, true, isUnheard);
+    if (isUnheard) return believed.forEach(({ lock }) => { lock.#isUnconfirmed = true; });
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));
     for (const { lock, token, turn } of believed) {
       if (lock.#turn !== turn || lock.busy) continue;   // something newer decides
@@ -1807,8 +1811,8 @@ class PageLock {
   }
 
   // `isForAll`: its problem is not one of a single lock.
-  static #note(api, answer, isForAll = false) {
-    const { offline, problem } = api, isBad = isTrouble(answer);
+  static #note(api, answer, isForAll = false, isBad = isTrouble(answer)) {
+    const { offline, problem } = api;
     api.failures = isBad ? api.failures + 1 : 0;
     api.offline = answer.status === 0;
     if (isForAll || !isBad || api.offline) api.problem = isBad && !api.offline ? answer.body : null;
@@ -1839,7 +1843,7 @@ class PageLock {
     if (this.token) this.#warn();
     else this.#noticeSilence();
     if (!this.token || this.#isInTime()) return;
-    if (this.#api.failures) return this.#lose();   // it cannot say so at the moment
+    if (this.#isUnconfirmed) return this.#lose();   // it cannot say so at the moment
     this.#changed();
     this.check();
   }

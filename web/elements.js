@@ -499,7 +499,8 @@ class Editing {
     if (offline) return ['offline'];
     if (!problem) return null;
     if (problem.deleted) return ['deleted'];
-    if (problem !== askProblem && !problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
+    const isKnown = this.lock.token || this.lock.lost;   // a 404 is that of a deployment then
+    if (!isKnown && problem !== askProblem && !problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
     return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
   }
 

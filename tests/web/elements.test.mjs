@@ -72,6 +72,19 @@ test('what has not changed is told to nobody', async () => {
   fields.close();
 });
 
+test('a server that is being deployed is not told as a wrong address to the holder of a lock', async () => {
+  const one = await opens('<input name=a>'), { answer } = server, says = () => ['says', 'more'].map(it => one.part(it).textContent);
+  server.answer = () => ({ status: 404, body: '<h1>Not found</h1>' });
+  await one.element.lock.check();
+  assert.match(says().join(), /^The server says: .*try again later.*,Your lock lasts until/);
+  server.answer = ({ url }) => url.endsWith('/heartbeat') ? { status: 200, body: { held: [], lost: [] } } : { status: 404, body: '<h1>Not found</h1>' };
+  await one.element.lock.check();
+  await sleep(20);
+  assert.match(says().join(), /^You do not have the lock any more.,The server says: /);
+  server.answer = answer;
+  await one.closes();
+});
+
 test('a list goes on after its callback has failed', async () => {
   const told = [], complaints = [], { error } = console;
   server.answer = ({ body }) => ({ status: 200, body: { locks: JSON.parse(body).keys.map(key => ({ key, state: 'free' })) } });

@@ -54,7 +54,7 @@ globalThis.fetch = async (url, init = {}) => {
   const request = { url: String(url), method: init.method ?? 'GET', body: init.body, headers: new Headers(init.headers) };
   server.sent.push(request);
   const { status, body = {}, person = 'alice', headers = {} } = await server.answer(request);
-  return new Response(status === 204 ? null : JSON.stringify(body), { status, headers: { ...person && { 'Doclock-Person': person }, Date: new Date().toUTCString(), ...headers } });
+  return new Response(status === 204 ? null : typeof body === 'string' ? body : JSON.stringify(body), { status, headers: { ...person && { 'Doclock-Person': person }, Date: new Date().toUTCString(), ...headers } });
 };
 
 /** An event as the browser itself sends it. */

@@ -1,0 +1,71 @@
+// What a page makes of the answers to its lock, of what a person does, and of its end.
+
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, test } from 'node:test';
+import { DocLock, server, show, sleep } from './page.mjs';
+
+const lock = { key: 'item/1', token: 't1', mode: 'exclusive', state: 'mine', expires_in_ms: 600_000 };
+const until = async condition => { while (!condition()) await sleep(5); };
+/** The server grants this lock, and answers to heartbeats and releases in this way; whoever looks sees a free document. */
+function grants(granted, { beat = () => ({ status: 200, body: { held: [granted], lost: [] } }), release = () => ({ status: 204 }) } = {}) {
+  server.answer = ({ url, method }) => {
+    if (url.endsWith('/heartbeat')) return beat();
+    if (url.endsWith('/release')) return release();
+    return method === 'POST' ? { status: 201, body: { since: new Date().toISOString(), ...granted } } : { status: 200, body: { key: granted.key, state: 'free' } };
+  };
+}
+
+const opened = [];
+/** An object for the lock of the document, which is closed after the test. */
+function opens(options) {
+  const lock = DocLock.open('/locks/item/1', options);
+  opened.push(lock);
+  return lock;
+}
+beforeEach(() => {
+  server.sent.length = 0;
+  grants(lock);
+});
+afterEach(() => Promise.all(opened.splice(0).map(lock => lock.close())));
+
+test('whoever refuses the heartbeats, the page says so at once, and gives its lock up when it expires', async () => {
+  const beats = () => server.sent.filter(it => it.url.endsWith('/heartbeat')).length;
+  for (const status of [400, 403, 404, 503]) {
+    let trouble = null, lost = null;
+    grants({ ...lock, expires_in_ms: 600 }, { beat: () => ({ status, body: '<h1>Of a proxy</h1>' }) });
+    const one = opens({ onlost: it => { lost = [it.kind, it.at >= expiry]; }, onchange: it => { if (it.token && it.problem) trouble ??= [it.problem.status, it.offline]; } });
+    await until(() => one.token);
+    const expiry = one.expiresAt;
+    for (let n = 0; n < 60 && !lost; n++) await sleep(50);
+    assert.deepEqual([trouble, lost, one.token], [[status, false], ['expired', true], null], status);
+  }
+  const before = beats();
+  await sleep(1_200);
+  assert.equal(beats(), before, 'a page without a lock asks for none');
+});
+
+test('a page that sees many documents gives a lock up in time, although the server answers to all but heartbeats', async () => {
+  let lost = null;
+  grants({ ...lock, expires_in_ms: 600 }, { beat: () => ({ status: 403, body: '<h1>Of a proxy</h1>' }) });
+  const one = opens({ onlost: () => { lost = Date.now(); } }), other = DocLock.open('/locks/item/2', { acquire: false });
+  opened.push(other);
+  await until(() => one.token);
+  const expiry = one.expiresAt;
+  for (let n = 0; n < 200 && !lost; n++) {
+    await other.check();
+    await sleep(10);
+  }
+  assert.ok(lost && lost - expiry < 500, `${lost - expiry}`);
+});
+
+test('a release that a proxy has refused is repeated, and one that the server has refused is not', async () => {
+  for (const [body, times] of [['<h1>Not found</h1>', 2], [{ code: 'bad_body' }, 1]]) {
+    let releases = 0;
+    grants(lock, { release: () => ++releases > 1 ? { status: 204 } : { status: 404, body } });
+    const one = opens();
+    await until(() => one.token);
+    await one.close();
+    await sleep(1_200);
+    assert.equal(releases, times);
+  }
+});
