@@ -168,7 +168,7 @@ export interface Options {
   /** `false`: only show the state. Default: true. */
   acquire?: boolean;
   /**
-   * Lock at the first input here, instead of at once. While another person or tab holds the lock, the fields of a form are
+   * Lock at the first input here (or `doclock-typed` of an editor), instead of at once. While another person or tab holds the lock, the fields of a form are
    * read-only; typed text stays. The form has the state in its attribute `data-doclock`.
    */
   on?: HTMLFormElement | EventTarget;

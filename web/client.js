@@ -1081,7 +1081,9 @@ export class DocLock extends EventTarget {
     const fields = target instanceof HTMLFormElement ? new Fields(target) : null, root = fields ? own(target, 'getRootNode')() : target;
     const hears = event => { if (!fields || fields.hear(event)) asks(); };
     if (fields) own(target, 'setAttribute')('autocomplete', 'off');   // as `keep`
-    root.addEventListener('input', hears);
+    for (const type of ['input', 'doclock-typed']) root.addEventListener(type, hears);
+    fields?.listen();   // also to an editor that tells of no input
+    fields?.hears.add(asks);
     const draws = () => {
       const data = fields ? own(target, 'dataset') : target.dataset;
       if (data && this.#isClosed) delete data.doclock;
@@ -1090,7 +1092,8 @@ export class DocLock extends EventTarget {
     };
     this.addEventListener('change', draws);
     this.#endOnInput = () => {
-      root.removeEventListener('input', hears);
+      for (const type of ['input', 'doclock-typed']) root.removeEventListener(type, hears);
+      fields?.close();
       draws();
     };
   }

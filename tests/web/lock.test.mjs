@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
-import { DocLock, server, show, sleep } from './page.mjs';
+import { DocLock, person, server, show, sleep, trusted, window } from './page.mjs';
 
 const lock = { key: 'item/1', token: 't1', mode: 'exclusive', state: 'mine', expires_in_ms: 600_000 };
 const until = async condition => { while (!condition()) await sleep(5); };
@@ -67,5 +67,37 @@ test('a release that a proxy has refused is repeated, and one that the server ha
     await one.close();
     await sleep(1_200);
     assert.equal(releases, times);
+  }
+});
+
+test('the first input takes the lock, also of an editor that carries it out itself or tells of it', async () => {
+  const ways = {
+    'a field': form => person.types(form.elements.a, 'typed'),
+    'an editor that writes into its field': form => {
+      form.elements.a.value = 'typed';
+      form.elements.a.dispatchEvent(new window.Event('doclock-typed', { bubbles: true }));
+    },
+    'an editor whose field is not kept': form => form.elements.b.dispatchEvent(new window.Event('doclock-typed', { bubbles: true })),
+    'an editor that breaks a line itself': form => {
+      const rich = form.querySelector('#rich');
+      rich.onkeydown = event => { event.preventDefault(); rich.innerHTML = '<br>'; };
+      trusted(rich, 'keydown', { cancelable: true });
+    },
+  };
+  for (const [who, types] of Object.entries(ways)) {
+    const form = show('<textarea name=a></textarea><textarea name=b data-doclock-keep=no></textarea><div id=rich contenteditable></div>');
+    const one = opens({ on: form });
+    await until(() => one.state === 'free');
+    trusted(form.querySelector('#rich'), 'keydown');   // an arrow
+    await sleep(20);
+    assert.equal(one.busy || Boolean(one.token), false, 'who only reads takes no lock');
+    types(form);
+    await sleep(20);
+    assert.equal(one.state, 'mine', who);
+    await one.close();
+    server.sent.length = 0;
+    types(form);
+    await sleep(20);
+    assert.deepEqual(server.sent, [], `${who}: the lock is closed`);
   }
 });
