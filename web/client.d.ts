@@ -168,8 +168,8 @@ export interface Options {
   /** `false`: only show the state. Default: true. */
   acquire?: boolean;
   /**
-   * Lock at the first input here (or `doclock-typed` of an editor), instead of at once. While another person or tab holds the lock, the fields of a form are
-   * read-only; typed text stays. The form has the state in its attribute `data-doclock`.
+   * Lock at the first input here (or `doclock-typed` of an editor), instead of at once. While another person or tab holds the
+   * lock, the fields of a form are read-only; typed text stays. The form has the state in its attribute `data-doclock`.
    */
   on?: HTMLFormElement | EventTarget;
   /**
@@ -286,7 +286,7 @@ export class DocLock extends EventTarget {
   static events(base: string, callback: (event: LockEvent) => void): () => void;
   /**
    * Tells that the person is active. Call it at input that this page does not receive, as in an iframe. Keys,
-   * the pointer and any other input of the page itself are noticed without it.
+   * the pointer and any other input of the page itself are noticed without it, and so is `doclock-typed`.
    */
   static touch(): void;
   /**

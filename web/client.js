@@ -1857,7 +1857,7 @@ class PageLock {
 if (globalThis.document) {   // a server that renders pages may import this file, too
   [tab, page] = [nameTab(), uuid()];
   meetOtherTabs();
-  for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'wheel', 'touchstart']) {
+  for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'doclock-typed', 'wheel', 'touchstart']) {
     addEventListener(event, touch, { capture: true, passive: true });
   }
   // Not earlier than `pagehide`: a person may still be working on a hidden tab. Firefox may abort the first listener of

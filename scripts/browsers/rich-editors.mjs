@@ -40,6 +40,7 @@ const pages = {
       let isClosed = false;
       const close = () => { if (editor.initialized) editor.mode.set(isClosed ? 'readonly' : 'design'); };
       editor.on('init', close);
+      editor.on('keydown mousedown wheel', async () => (await import('/locks/client.js')).DocLock.touch());
       editor.on('input change undo redo', () => { editor.save(); field.dispatchEvent(new Event('doclock-typed', { bubbles: true })); });
       editor.on('init', () => { window.isReady = true; });
       field.addEventListener('change', () => editor.setContent(field.value));

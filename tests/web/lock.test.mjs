@@ -101,3 +101,19 @@ test('the first input takes the lock, also of an editor that carries it out itse
     assert.deepEqual(server.sent, [], `${who}: the lock is closed`);
   }
 });
+
+test('a person who types into an editor is active, although the page hears no key of its iframe', async () => {
+  const form = show('<textarea name=a></textarea>'), real = Date.now;
+  const idleHours = async () => {
+    await DocLock.look('/locks/item/1');
+    return Math.floor(server.sent.at(-1).headers.get('Doclock-Idle-Ms') / 3_600_000);
+  };
+  try {
+    Date.now = () => real() + 3_600_000;
+    assert.equal(await idleHours(), 1);
+    form.elements.a.dispatchEvent(new window.Event('doclock-typed', { bubbles: true }));
+    assert.equal(await idleHours(), 0);
+  } finally {
+    Date.now = real;
+  }
+});
