@@ -174,7 +174,8 @@ async function request(method, url, promised, { body, signal, person, timeout = 
   // The scripts of a page that is left run on for a moment, and no beacon follows what they would ask for.
   if (isLeft && !keepalive) return { sent, status: 0, ok: false, body: {} };
   try {
-    const init = { method, cache: 'no-store', keepalive, signal: AbortSignal.timeout(timeout) };
+    // The lock API redirects nobody, and a script may not read the login page of another origin.
+    const init = { method, cache: 'no-store', redirect: 'manual', keepalive, signal: AbortSignal.timeout(timeout) };
     if (!extra) init.credentials = 'include';   // cookies, also to another origin
     if (signal) init.signal = AbortSignal.any([signal, init.signal]);
     init.headers = await Promise.race([headers(), aborted(init.signal)]);
@@ -184,6 +185,7 @@ async function request(method, url, promised, { body, signal, person, timeout = 
       init.body = JSON.stringify(body);
     }
     const response = await fetch(url, init), { status, statusText: title, ok } = response;
+    if (response.type === 'opaqueredirect') return { sent, status: 302, ok, body: ANOTHER_PAGE };
     const text = await response.text();
     const date = Date.parse(response.headers.get('Date'));
     let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
@@ -205,7 +207,7 @@ function sendLast(url, body) {
 }
 
 // A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.
-const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 300 || status >= 500);
+const isTrouble = ({ ok, status }) => !ok && ([408, 429].includes(status) || status < 400 || status >= 500);
 
 // Of `fetch`, of an XMLHttpRequest, or of another library.
 const headerOf = (answer, name) =>

@@ -9,6 +9,9 @@ use super::*;
 use actix_cors::Cors;
 use actix_doclock::{Actor, HeldDoc, LockManager, Lockable, MemoryStore};
 use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::middleware::{Next, from_fn};
 use actix_web::{App, HttpResponse, HttpServer, Responder, cookie::Key, web};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -178,6 +181,7 @@ async fn api_for(page_origin: &str) -> String {
         App::new()
             .wrap(session.trusted_origin(&origin))
             .wrap(cors)
+            .wrap(from_fn(to_the_login))
             .route("/login", web::post().to(login))
             .route("/login/{name}", web::post().to(login))
             .route("/note/{id}", web::put().to(save))
@@ -188,6 +192,20 @@ async fn api_for(page_origin: &str) -> String {
     let url = format!("http://{}", server.addrs()[0]);
     actix_web::rt::spawn(server.run());
     url
+}
+
+/// As a proxy that has logged a person out: by the cookie `login`, to the page of the login in it.
+async fn to_the_login(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    match request.cookie("login") {
+        Some(page) if request.path().starts_with("/locks/") => {
+            let found = HttpResponse::Found().insert_header(("Location", page.value())).finish();
+            Ok(request.into_response(found))
+        }
+        _ => Ok(next.call(request).await?.map_into_boxed_body()),
+    }
 }
 
 /// The origin of an empty page.

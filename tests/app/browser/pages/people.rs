@@ -49,6 +49,45 @@ async fn the_page_of_a_login_is_not_taken_for_an_answer() {
 }
 
 #[actix_web::test]
+async fn a_redirect_to_a_login_page_of_any_origin_is_told_as_such() {
+    embedded(&[], async |stage| {
+        let elsewhere = empty_origin();
+        let api = api_for(&elsewhere).await;
+        let page = stage.visitor().await;
+        page.go(&format!("{api}/frames/b")).await;
+        let told: Value = page
+            .run_async(&format!(
+                "const done = arguments[0], told = [], until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}; \
+                 AbortSignal.timeout = () => new AbortController().signal; \
+                 const seen = it => [it.problem?.code ?? null, it.offline, it.state]; \
+                 (async () => {{ \
+                     await fetch('/login', {{ method: 'POST' }}); \
+                     const {{ DocLock }} = await import('/locks/client.js'), held = DocLock.open('/locks/note/a'); \
+                     await until(() => held.token); \
+                     for (const login of ['{elsewhere}/', '/frames/d']) {{ \
+                         document.cookie = 'login=' + login + '; path=/'; \
+                         await held.check(); \
+                         const other = DocLock.open('/locks/note/c', {{ acquire: false }}); \
+                         await other.acquire(); \
+                         told.push(seen(held), seen(other)); \
+                         document.cookie = 'login=; path=/; max-age=0'; \
+                         await held.check(); \
+                         await other.acquire(); \
+                         told.push(seen(held), seen(other)); \
+                         await other.close(); \
+                     }} \
+                     return told; \
+                 }})().then(done, error => done('failed: ' + error))"
+            ))
+            .await;
+        let [out, back] = ["unknown", "mine"].map(|state| json!(["login_required", false, state]));
+        let mine = json!([null, false, "mine"]);
+        assert_eq!(told, json!([back, out, mine, mine, back, out, mine, mine]));
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_page_is_told_that_another_person_has_logged_in_and_locks_nothing_for_them() {
     embedded(&["--ttl-secs", "600"], async |stage| {
         let page = empty_page(stage).await;
