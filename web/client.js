@@ -202,8 +202,10 @@ async function request(method, url, promised, { body, signal, person, timeout = 
 /** To the server although this page is being left: no answer is heard. */
 function sendLast(url, body) {
   body = JSON.stringify(body);
-  if (extra) fetch(url, { method: 'POST', body, headers: lastHeaders, keepalive: true }).catch(() => {});
-  else navigator.sendBeacon(url, body);   // sends no headers
+  // A beacon sends no headers; and a browser may have none, or too many of them already.
+  if (!extra && navigator.sendBeacon?.(url, body)) return;
+  const init = extra ? { headers: lastHeaders } : { credentials: 'include' };
+  fetch(url, { method: 'POST', body, ...init, keepalive: true }).catch(() => {});
 }
 
 // A temporary failure of the network, the database or a proxy, or a login that is missing: the request may succeed later.

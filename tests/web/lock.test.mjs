@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
-import { DocLock, person, server, show, sleep, trusted, window } from './page.mjs';
+import { DocLock, locks, person, server, show, sleep, trusted, window } from './page.mjs';
 
 const lock = { key: 'item/1', token: 't1', mode: 'exclusive', state: 'mine', expires_in_ms: 600_000 };
 const until = async condition => { while (!condition()) await sleep(5); };
@@ -116,4 +116,23 @@ test('a person who types into an editor is active, although the page hears no ke
   } finally {
     Date.now = real;
   }
+});
+
+test('a page that is left releases its locks without a beacon, too', async () => {
+  const left = name => window.dispatchEvent(Object.assign(new window.Event(name), { persisted: true }));
+  for (const sendBeacon of [undefined, () => false, () => true]) {
+    const one = opens(), other = DocLock.open('/locks/item/2');
+    await until(() => one.token && other.token);
+    server.sent.length = 0;
+    Object.assign(navigator, { sendBeacon });
+    left('pagehide');
+    const released = server.sent.filter(it => it.url.endsWith('/release')).map(it => it.url);
+    assert.deepEqual([...new Set(released)], sendBeacon?.() ? [] : ['/locks/item/1/release', '/locks/item/2/release'], String(sendBeacon));
+    await sleep(5);
+    assert.deepEqual([...locks.held.keys()], [], 'the next page of this tab gets its id at once');
+    left('pageshow');
+    await other.close();
+    await one.close();
+  }
+  delete navigator.sendBeacon;
 });
