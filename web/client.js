@@ -705,8 +705,11 @@ export class Fields extends Typed {
   /** True if a field has another value than at the last save, whoever has changed it. */
   get isChanged() { return this.#shown !== this.#all; }
   get #all() { return JSON.stringify(this.#places().map(it => it.value)); }
-  get #elements() { return [...own(this.form, 'elements')]; }
-  get #rich() { return [...own(this.form, 'querySelectorAll')(`[contenteditable]:not([contenteditable=false]), [${CLOSED}^=contenteditable]`)]; }
+  // An element may be both.
+  get #elements() {
+    const rich = `[contenteditable]:not([contenteditable=false]), [${CLOSED}^=contenteditable]`;
+    return [...new Set([...own(this.form, 'elements'), ...own(this.form, 'querySelectorAll')(rich)])];
+  }
 
   #isKept(field) {
     if (!nameOf(field)) return false;
@@ -717,7 +720,7 @@ export class Fields extends Typed {
   /** The places with this name, or all; each knows the fields of its kind before and after it. */
   #places(name) {
     const radios = new Set(), last = new Map(), once = new Set(), shared = new Set(), isAll = name === undefined, kind = isAll || kindOf(name);
-    const fields = [...this.#elements, ...this.#rich].filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)
+    const fields = this.#elements.filter(it => (isAll || kindOf(nameOf(it)) === kind) && this.#isKept(it)
       && !(it.type === 'radio' && radios.size === radios.add(nameOf(it)).size));
     const tick = it => it.type === 'checkbox' ? '=' + it.value : '', whole = it => nameOf(it) + tick(it);
     for (const it of fields) (once.has(whole(it)) ? shared : once).add(whole(it));
@@ -943,7 +946,7 @@ export class Fields extends Typed {
   open(isOpen) {
     closings.observe(own(this.form, 'getRootNode')(), { subtree: true, attributeFilter: ['disabled', 'readonly', 'contenteditable'] });
     hearPage(closings.takeRecords());
-    for (const field of [...this.#elements, ...this.#rich]) {
+    for (const field of this.#elements) {
       const [closed, before] = field.getAttribute(CLOSED)?.toLowerCase().split(':') ?? [];
       if (isOpen && closed) {
         closed === 'contenteditable' ? field.setAttribute(closed, before) : field.removeAttribute(closed);

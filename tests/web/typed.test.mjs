@@ -240,6 +240,30 @@ test('an element that takes its value over after this script has heard of the in
   }
 });
 
+test('an editor that is an element of its form and a contenteditable is one field, and gets its text back', async () => {
+  const elements = Object.getOwnPropertyDescriptor(HTMLFormElement.prototype, 'elements');
+  const shows = () => {
+    const form = show('<x-editor name=own contenteditable>old</x-editor>');
+    Object.assign(form.firstChild, { value: '', form });
+    Object.defineProperty(HTMLFormElement.prototype, 'elements', { configurable: true, get() { return this.children; } });
+    return form;
+  };
+  try {
+    const one = await keep(shows());
+    person.types(document.querySelector('x-editor'), 'typed');
+    await one.crash();
+    const two = await keep(shows());
+    assert.deepEqual(await two.found[0].restore(), {});
+    assert.equal(document.querySelector('x-editor').innerHTML, 'typed');
+    two.fields.open(false);
+    two.fields.open(true);
+    assert.equal(document.querySelector('x-editor').outerHTML, '<x-editor name="own" contenteditable="">typed</x-editor>');
+    await two.end();
+  } finally {
+    Object.defineProperty(HTMLFormElement.prototype, 'elements', elements);
+  }
+});
+
 test('an editor writes its text into its field before any handler of the page reads the form', async () => {
   const form = show('<input name=text value=old>'), page = await keep(form), read = [];
   form.addEventListener('doclock-read', () => { form.elements.text.value = 'of the editor'; });
