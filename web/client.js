@@ -691,6 +691,7 @@ const idOf = ({ name, row, mark, n }) => JSON.stringify([name, row, mark, n]);
 export class Fields extends Typed {
   form;
   #before = new WeakMap();   // the values before the first input
+  #early = new WeakMap();    // the values that were perhaps typed before this script was there
   #ids = new WeakMap();      // of the records, by field
   #secrets = new Set();      // the names of fields that have ever been passwords: a button may show them
   #listening = null; #byProgram = null; #isReset = false; #isOpen = null; #shown; #uses = 0;
@@ -867,7 +868,10 @@ export class Fields extends Typed {
     // Typed before this script was there.
     const { activeElement } = root;
     if (activeElement && this.#hears(activeElement) && this.#isKept(activeElement)) {
-      for (const it of this.#places(nameOf(activeElement))) if (it.field === activeElement && it.delivered !== undefined) this.#before.set(it.node, it.delivered);
+      for (const it of this.#places(nameOf(activeElement)).filter(it => it.field === activeElement && it.delivered !== undefined)) {
+        this.#before.set(it.node, it.delivered);
+        this.#early.set(it.node, it.value);
+      }
     }
   }
 
@@ -882,12 +886,13 @@ export class Fields extends Typed {
   #hears(target) { return target instanceof Element && (target.form === this.form || own(this.form, 'contains')(target)); }
   hear(event) { return this.#hears(event.target); }
 
-  #note(place) { if (!this.records.has(this.#ids.get(place.node))) this.#before.set(place.node, place.value); }
+  #note({ node, value }) { if (!this.records.has(this.#ids.get(node)) && !same(this.#early.get(node), value)) this.#before.set(node, value); }
 
   /** The values of now are those before the next input. */
   notes() { for (const it of this.#places()) this.#note(it); }
 
   saved(values, names) {
+    this.#early = new WeakMap();
     super.saved(values, names);
     this.#shown = this.#all;
   }

@@ -264,6 +264,21 @@ test('an editor that is an element of its form and a contenteditable is one fiel
   }
 });
 
+test('what was typed before this script was there is typed on the delivered text', () => {
+  for (const [types, base] of [[['keydown', 'beforeinput'], 'old'], [['focusin', 'pointerdown'], 'old'], [[], 'old'], ['saved', 'old, and more']]) {
+    const { a } = show('<textarea name=a>old</textarea>').elements, fields = new Fields(a.form);
+    a.focus();
+    a.value = 'old, and more';
+    fields.listen();
+    if (types === 'saved') fields.saved(new Map());
+    else for (const type of types) trusted(a, type);
+    a.value = 'old, and more, and more';
+    trusted(a, 'input');
+    assert.deepEqual([...fields.records.values()].map(it => [it.base, it.value]), [[base, 'old, and more, and more']], String(types));
+    fields.close();
+  }
+});
+
 test('an editor writes its text into its field before any handler of the page reads the form', async () => {
   const form = show('<input name=text value=old>'), page = await keep(form), read = [];
   form.addEventListener('doclock-read', () => { form.elements.text.value = 'of the editor'; });
