@@ -63,6 +63,11 @@ function frame(of = window) {
   return `${frame(of.parent)}/${Array.from({ length: of.parent.length }, (_, n) => of.parent[n]).indexOf(of)}`;
 }
 
+/** To the other tabs of this browser. Firefox has none where a person forbids cookies: then each page is alone. */
+export function channelOf(name) {
+  try { return new BroadcastChannel(name); } catch { return { postMessage() {}, close() {} }; }
+}
+
 const NAME = /^doclock-([0-9a-f-]{36})$/;
 const remembered = {   // where storage is forbidden, the window itself keeps its name
   get: () => { try { return sessionStorage.getItem('doclock-tab' + frame()); } catch { return window.name.match(NAME)?.[1] ?? null; } },
@@ -76,7 +81,7 @@ let tabId = null, leaveTab = () => {};
 // Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, and a
 // reloaded page starts with its own. Therefore the id belongs to the page that holds a Web Lock of this name.
 async function claim(id) {
-  const name = 'doclock-tab:' + id, channel = new BroadcastChannel(name), from = uuid(), ends = new AbortController();
+  const name = 'doclock-tab:' + id, channel = channelOf(name), from = uuid(), ends = new AbortController();
   let isTaken = false, isMine = !navigator.locks, release = () => {};
   leaveTab = () => { channel.close(); release(); };
   channel.onmessage = ({ data }) => {
@@ -135,7 +140,7 @@ function touch() {
   PageLock.each(lock => lock.isTouched());
 }
 function meetOtherTabs() {
-  otherTabs = new BroadcastChannel('doclock-touch');
+  otherTabs = channelOf('doclock-touch');
   otherTabs.onmessage = () => {
     touched = now();
     PageLock.each(lock => lock.isTouched());
@@ -432,7 +437,7 @@ class Feed {
   join() {
     if (this.#channel || !this.#listeners.size) return;
     const name = 'doclock-feed3:' + this.#base;   // a tab of an older release knows fewer events
-    this.#channel = new BroadcastChannel(name);
+    this.#channel = channelOf(name);
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.postMessage({ type: 'who' });
     this.announce();

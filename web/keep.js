@@ -1,7 +1,7 @@
 // Keeps what a person types until it is saved: in the IndexedDB of this browser, by person and document, each field with the value
 // on which it was typed. `lock.keep` of client.js loads this file; its types are in client.d.ts.
 
-import { Typed, clearedKept, isPost, own, same } from './client.js';
+import { Typed, channelOf, clearedKept, isPost, own, same } from './client.js';
 
 const DATABASE = 'doclock-kept', STORE = 'texts';
 const WITHIN_MS = 500;            // of a key, the text is written, however long a person goes on to type
@@ -172,7 +172,7 @@ const forget = person => { for (const keeper of [...keepers]) keeper.forgets(per
 let others = null;   // the other tabs: a person may clear the texts in one of them
 function listen() {
   if (others || !keepers.size) return;
-  others = new BroadcastChannel('doclock-kept');
+  others = channelOf('doclock-kept');
   others.onmessage = ({ data }) => forget(data);
 }
 if (globalThis.document) {
@@ -483,7 +483,7 @@ export async function clear(person, ask = count => confirm(`Delete ${count} unsa
   const count = await within('readonly', store => done(store.count(range)));
   if (count && !await ask(count)) return false;
   forget(person);
-  new BroadcastChannel('doclock-kept').postMessage(person);
+  channelOf('doclock-kept').postMessage(person);
   clearedKept(crypto.getRandomValues(new Uint32Array(4)).join('-'));
   await within('readwrite', store => { range ? store.delete(range) : store.clear(); });
   return true;

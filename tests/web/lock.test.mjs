@@ -136,3 +136,26 @@ test('a page that is left releases its locks without a beacon, too', async () =>
   }
   delete navigator.sendBeacon;
 });
+
+test('a page whose browser forbids storage, and all that tabs share, has its lock nevertheless', async () => {
+  const forbids = () => { throw new DOMException('The operation is insecure.', 'SecurityError'); };
+  const [Channel, { request, query }] = [globalThis.BroadcastChannel, locks], { getItem } = window.Storage.prototype, { open } = indexedDB;
+  globalThis.BroadcastChannel = class { constructor() { forbids(); } };
+  indexedDB.open = forbids;
+  window.Storage.prototype.getItem = forbids;
+  Object.assign(locks, { request: async () => forbids(), query: async () => forbids() });
+  try {
+    const { DocLock: Alone } = await import('../../web/client.js?alone'), one = Alone.open('/locks/item/1');
+    await until(() => one.token);
+    assert.ok(server.sent[0].headers.get('Doclock-Tab'));
+    const keeper = await one.keep({ read: () => ({}), write() {} });
+    await until(() => keeper.problem === 'unavailable');
+    keeper.close();
+    await one.close();
+  } finally {
+    globalThis.BroadcastChannel = Channel;
+    indexedDB.open = open;
+    window.Storage.prototype.getItem = getItem;
+    Object.assign(locks, { request, query });
+  }
+});

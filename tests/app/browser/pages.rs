@@ -300,7 +300,7 @@ async fn a_snapshot_never_changes_and_is_another_one_after_each_change() {
 fn the_modules_can_be_imported_where_there_is_no_page() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web/");
     for (name, exports) in [
-        ("client.js", "DocLock,Fields,Typed,clearedKept,isPost,own,place,same,versionIn"),
+        ("client.js", "DocLock,Fields,Typed,channelOf,clearedKept,isPost,own,place,same,versionIn"),
         ("elements.js", "texts"),
         ("keep.js", "clear,keep,settle"),
     ] {
