@@ -748,15 +748,26 @@ export class Fields extends Typed {
   #recordOf(place) {
     const { name, row, mark } = place, group = this.#group({ name, row, mark });
     const n = group.findIndex(it => it.node === place.node), beside = group.map((it, n) => this.#storedIn(it, { name, row, mark, n }));
-    return { name, row, mark, n, of: group.length, ...group.length > 1 && { beside }, ...isRich(place.field) && { isRich: true } };
+    const isAlone = !place.beside.length && !LISTED.test(name) && !place.field.closest('[data-keep]');
+    return { name, row, mark, n, of: group.length, ...group.length > 1 && { beside }, ...isAlone && { isAlone }, ...isRich(place.field) && { isRich: true } };
   }
 
-  #storedIn(place, at) { return this.records.get(idOf(at))?.base ?? place.value; }
+  #storedIn(place, at) {
+    const last = this.records.get(this.#ids.get(place.node));
+    return (this.records.get(idOf(at)) ?? (last?.isAlone ? last : null))?.base ?? place.value;
+  }
 
   /** Where this text was typed, unless the form has changed there. */
   #find(record) {
     const group = this.#group(record), isOther = (it, n) => n !== record.n && !same(this.#storedIn(it, { ...record, n }), record.beside[n]);
+    if (record.isAlone && !group.length) return this.#findAlone(record);
     return group.length === record.of && !(record.of > 1 && group.some(isOther)) ? group[record.n] : null;
+  }
+
+  // The hidden id near a field that has its name for itself may name no row, but a chosen person, or this visit: the field is the same if its text is.
+  #findAlone(record) {
+    const [place, ...others] = this.#places(record.name).filter(it => it.mark === record.mark), isBase = it => same(lines(it), lines(record.base));
+    return place && !others.length && [this.#storedIn(place, record), place.delivered].some(isBase) ? place : null;
   }
 
   /** The value in this place, as far as it is stored. */
@@ -891,7 +902,16 @@ export class Fields extends Typed {
   #hears(target) { return target instanceof Element && (target.form === this.form || own(this.form, 'contains')(target)); }
   hear(event) { return this.#hears(event.target); }
 
-  #note({ node, value }) { if (!this.records.has(this.#ids.get(node)) && !same(this.#early.get(node), value)) this.#before.set(node, value); }
+  #note({ node, row, value }) {
+    const id = this.#ids.get(node), last = this.records.get(id);
+    if (!last && !same(this.#early.get(node), value)) this.#before.set(node, value);
+    if (!last?.isAlone || last.row === row || !same(last.value, value)) return;
+    // The hidden id beside its text has changed.
+    const record = { ...last, row };
+    this.records.delete(id);
+    this.records.set(idOf(record), record);
+    this.#ids.set(node, idOf(record));
+  }
 
   /** The values of now are those before the next input. */
   notes() { for (const it of this.#places()) this.#note(it); }

@@ -489,3 +489,49 @@ test('a text that is put back into a page that keeps nothing any more stays kept
   await settled();
   assert.equal((await rows()).length, 1);
 });
+
+test('a field that has its name for itself gets its text, whatever id stands beside it', async () => {
+  const form = (text, id, name = 'request_id') => `<div><textarea name=text>${text}</textarea><input type=hidden name=${name} value="${id}"></div>`;
+  const types = ({ text }) => person.types(text, 'typed');
+  // Another id at each visit.
+  assert.deepEqual([(await across(form('', 'r1'), types, form('', 'r2'))).left, value('text')], [{}, ['typed']]);
+  assert.deepEqual([(await across(form('old', ''), types, form('old', 'r2'))).left, value('text')], [{}, ['typed']]);
+  // A list of choices writes the id of the chosen one, and the person goes on.
+  const chooses = ({ text, person_id: id }) => {
+    person.types(text, 'bo');
+    id.value = '2';
+    person.types(text, 'bob');
+    id.value = '3';
+    person.types(text, 'bob and carol');
+  };
+  const chosen = await across(form('ann', '1', 'person_id'), chooses, form('ann', '1', 'person_id'));
+  assert.deepEqual([chosen.left, value('text')], [{}, ['bob and carol']]);
+  // Put back, and typed on.
+  const more = await keep(show(form('old', 'r1')));
+  types(more.fields.form.elements);
+  await more.crash();
+  const next = await keep(show(form('old', 'r2'))), texts = () => [...next.fields.records.values()].map(it => [it.base, it.value]);
+  await next.found[0].restore();
+  person.types(next.fields.form.elements.text, 'typed, and more');
+  assert.deepEqual(texts(), [['old', 'typed, and more']]);
+  await next.end();
+  // A script has filled the field, and the person has begun to type.
+  await forgetAll();
+  const first = await keep(show(form('old', 'r1')));
+  types(first.fields.form.elements);
+  await first.crash();
+  const filled = show(form('', 'r2'));
+  filled.elements.text.value = 'old';
+  const second = await keep(filled);
+  person.types(filled.elements.text, 'begun');
+  assert.deepEqual([second.found[0].differences.map(it => it.now), await second.found[0].restore(), filled.elements.text.value], [['old'], {}, 'typed']);
+  await second.end();
+  // It may be another row by now; and a row of several is not this one.
+  assert.deepEqual([(await across(form('old', 'r1'), types, form('new', 'r2'))).left, value('text')], [{ text: ['typed'] }, ['new']]);
+  const row = id => `<p><input type=hidden name=id value=${id}><input name=text></p>`, inFirst = form => person.types(form.text[0] ?? form.text, 'typed');
+  const keyed = key => `<p data-keep=${key}><input name=text></p>`;
+  for (const [before, after] of [[row(7) + row(8), row(8)], [row(7) + row(8), row(8) + row(9)], [row(7), row(8) + row(9)], [keyed(7), keyed(8)]]) {
+    const { left } = await across(before, inFirst, after);
+    assert.deepEqual([left, value('text').join('')], [{ text: ['typed'] }, ''], before);
+  }
+});
