@@ -305,7 +305,8 @@ impl LockManager {
     /// ```
     ///
     /// # Cancel safety
-    /// May be dropped and called again.
+    /// May be dropped and called again. In a loop, keep one future: a new one knows no renewal that came before it, so it ends
+    /// at once if the lease in `lock` has passed.
     pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
         self.core.lost(lock)
     }

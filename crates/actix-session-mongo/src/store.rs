@@ -113,9 +113,9 @@ impl MongoSessionStore {
     /// Calls the hook. A hook that does not answer is called again later, by the next sweep.
     pub(crate) async fn tell(&self, end: SessionEnd) -> Result<(), Error> {
         let Some(Hook(hook)) = &self.inner.hook else { return Ok(()) };
-        let told = timeout(LEASE, hook(end)).await;
-        let told = told.unwrap_or_else(|_| Err("no answer".into()));
-        told.map_err(|e| Error::new("telling of the end of a web session", e))
+        const DOING: &str = "telling of the end of a web session";
+        let told = timeout(LEASE, hook(end)).await.map_err(|_| Error::no_answer(DOING))?;
+        told.map_err(|e| Error::new(DOING, e))
     }
 
     /// Runs an operation to its end in a task of its own, because a command of the driver must not be dropped

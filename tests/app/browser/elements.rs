@@ -399,7 +399,7 @@ async fn a_busy_page_and_one_without_storage_keep_the_id_of_their_tab() {
         )
         .await;
         let before: String = page.run(token).await;
-        for _ in 0..3 {
+        for _ in 0..crate::rig::depth().min(3) {
             page.reload().await;
             until_mine(&page).await;
             assert_eq!(page.run::<String>(token).await, before);
