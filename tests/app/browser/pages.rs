@@ -315,9 +315,10 @@ fn the_modules_can_be_imported_where_there_is_no_page() {
     }
 }
 
-/// In Node with jsdom, if both can be had: what a person has typed, by many small forms and by forms at random.
+/// In Node with jsdom, if both can be had: what a person has typed, by many small forms and by forms at random; and a lock
+/// whose server, network or browser behaves oddly.
 #[test]
-fn what_a_person_has_typed_is_known_by_field_and_put_back_by_field() {
+fn the_modules_for_pages_pass_their_tests_in_node() {
     let root = env!("CARGO_MANIFEST_DIR");
     let dom = Command::new(format!("{root}/scripts/tool")).arg("dom").output().unwrap();
     if !dom.status.success() {
