@@ -902,12 +902,12 @@ export class Fields extends Typed {
   #hears(target) { return target instanceof Element && (target.form === this.form || own(this.form, 'contains')(target)); }
   hear(event) { return this.#hears(event.target); }
 
-  #note({ node, row, value }) {
-    const id = this.#ids.get(node), last = this.records.get(id);
+  #note(place) {
+    const { node, value } = place, id = this.#ids.get(node), last = this.records.get(id);
     if (!last && !same(this.#early.get(node), value)) this.#before.set(node, value);
-    if (!last?.isAlone || last.row === row || !same(last.value, value)) return;
+    if (!last?.isAlone || last.row === place.row || !same(last.value, value)) return;
     // The hidden id beside its text has changed.
-    const record = { ...last, row };
+    const record = { ...last, row: place.row };
     this.records.delete(id);
     this.records.set(idOf(record), record);
     this.#ids.set(node, idOf(record));
@@ -1120,7 +1120,7 @@ export class DocLock extends EventTarget {
     if (fields) own(target, 'setAttribute')('autocomplete', 'off');   // as `keep`
     for (const type of ['input', 'doclock-typed']) root.addEventListener(type, hears);
     fields?.listen();   // also to an editor that tells of no input
-    fields?.hears.add(asks);
+    fields?.hears.add(() => { if (fields.records.size) asks(); });   // a reset is no wish
     const draws = () => {
       const data = fields ? own(target, 'dataset') : target.dataset;
       if (data && this.#isClosed) delete data.doclock;

@@ -3,7 +3,7 @@
 
 use std::{
     any::type_name,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
@@ -436,12 +436,19 @@ impl Collections {
         self.names()
     }
 
-    /// Makes sure that this server knows these collections, which a client names, as far as patterns cover them.
+    /// Makes sure that this server knows these collections, which a client names, as far as patterns cover them and there
+    /// are locks in them.
+    ///
+    /// # Errors
+    /// If it is not certain whether there are locks in one of them.
     #[cfg(feature = "web")]
-    pub(crate) async fn learn<'a>(&self, names: impl IntoIterator<Item = &'a str>, until: Instant) {
-        if names.into_iter().any(|name| self.get(name).is_none() && self.kind(name).is_some()) {
-            self.all_collections(until).await;
+    pub(crate) async fn learn(&self, names: &BTreeSet<&str>, until: Instant) -> Result<()> {
+        let is_new = |name: &&str| self.get(name).is_none() && self.kind(name).is_some();
+        if !names.iter().any(is_new) {
+            return Ok(());
         }
+        let discovered = self.discover(Duration::ZERO, until).await;
+        if names.iter().any(is_new) { discovered } else { Ok(()) }
     }
 }
 

@@ -203,11 +203,10 @@ pub(super) fn swept(began: Instant, swept: &Result<Swept>, behind: Option<Durati
     into_span(outcome);
     histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
     gauge!(SWEEP_BEHIND).set(behind.unwrap_or_default().as_secs_f64());
-    if let Ok(swept) = swept
-        && swept.sessions > 0
-    {
-        ended(EndReason::Expired, swept.sessions as u64);
-    }
+}
+
+pub(super) fn sessions_expired(sessions: u64) {
+    ended(EndReason::Expired, sessions);
 }
 
 pub(super) fn failed(verb: &'static str, error: &StoreError) {

@@ -358,13 +358,41 @@ async fn an_expired_lock_that_is_stuck_delays_the_end_of_no_other_session() {
         let mut transaction = stuck(&database, &[key("a")]).await;
         let until = || Deadline::at(Instant::now() + NO_DEADLINE);
         let sweep = async || app.store.sweep(&BOTH, worker, 200, until()).await;
-        sweep().await.unwrap_err();
+        let swept = sweep().await.unwrap();
+        assert!(swept.failed.is_some() && swept.announcements, "{swept:?}");
         assert_eq!(announced(&database).await, [idle.as_str()]);
         transaction.abort_transaction().await.unwrap();
-        eventually("it is not stuck any more", async || sweep().await.is_ok()).await;
+        let is_done = async || sweep().await.unwrap().failed.is_none();
+        eventually("it is not stuck any more", is_done).await;
         assert_eq!(count(&database).await, 0);
         assert_eq!(announced(&database).await.len(), if is_active { 1 } else { 2 });
     }
+}
+
+#[tokio::test]
+async fn a_listener_hears_of_the_other_ends_while_an_expired_lock_is_stuck() {
+    let database = rig::fresh_database(&mongod::strict_replica_set().await.uri()).await;
+    let app = with_two_collections(&database).await;
+    let (unlucky, idle) = (Aid::new(), Aid::new());
+    app.granted(&key("a"), &unlucky).await;
+    app.granted(&named("a"), &idle).await;
+    for key in [key("a"), named("a")] {
+        rig::age(&database, &key, TTL).await;
+    }
+    let mut transaction = stuck(&database, &[key("a")]).await;
+    let heard = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let hears = Arc::clone(&heard);
+    let listening = App::with(&database, |settings| {
+        settings.reaper_interval(Duration::from_millis(200)).on_session_end(move |ended| {
+            hears.lock().unwrap().push(ended.aid);
+            async { Ok(()) }
+        })
+    });
+    let listening = listening.await;
+    listening.locks.register::<Named>().await.unwrap();
+    eventually("it is told", async || heard.lock().unwrap().contains(&idle)).await;
+    transaction.abort_transaction().await.unwrap();
+    listening.locks.shutdown().await;
 }
 
 #[tokio::test]

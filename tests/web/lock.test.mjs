@@ -85,10 +85,12 @@ test('the first input takes the lock, also of an editor that carries it out itse
     },
   };
   for (const [who, types] of Object.entries(ways)) {
-    const form = show('<textarea name=a></textarea><textarea name=b data-doclock-keep=no></textarea><div id=rich contenteditable></div>');
+    const form = show('<textarea name=a></textarea><textarea name=b data-doclock-keep=no></textarea><div id=rich contenteditable></div><button type=reset>R</button>');
     const one = opens({ on: form });
     await until(() => one.state === 'free');
     trusted(form.querySelector('#rich'), 'keydown');   // an arrow
+    trusted(form.querySelector('button'), 'click');
+    form.reset();
     await sleep(20);
     assert.equal(one.busy || Boolean(one.token), false, 'who only reads takes no lock');
     types(form);

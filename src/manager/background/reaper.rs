@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 
 use crate::{
     clock,
-    error::Result,
+    error::{Result, StoreError, StoreErrorKind},
     manager::{Core, observe, pauses::Pauses},
     random,
     store::Swept,
@@ -19,6 +19,8 @@ use crate::{
 /// How many sessions are ended at once: few enough that no lock request waits long behind them, and that
 /// they need little memory.
 const AT_ONCE: usize = 200;
+/// The pause before a sweep that has failed in some collection goes on there.
+const AGAIN: Duration = Duration::from_millis(200);
 
 impl Core {
     /// Ends all idle sessions, and returns their number.
@@ -40,29 +42,50 @@ impl Core {
                 return Ok(Swept::default());
             }
             let (args, began) = ((collections, random::uuid()), clock::now());
-            let swept = self.verbs.ask("sweep", args, |store, (collections, worker), until| {
-                store.sweep(collections, *worker, AT_ONCE, until)
-            });
-            let swept = swept.await;
+            let (until, mut sessions) = (self.verbs.until(), 0);
+            let swept = loop {
+                let swept = self.verbs.run("sweep", until, args.clone(), |store, args, until| {
+                    store.sweep(&args.0, args.1, AT_ONCE, until)
+                });
+                let mut swept = match swept.await {
+                    Ok(swept) => swept,
+                    Err(e) => break Err(e),
+                };
+                self.has_swept(&swept);
+                sessions += swept.sessions;
+                match swept.failed.take() {
+                    None => break Ok(Swept { sessions, ..swept }),
+                    Some(e) if is_final(&e) || clock::now() + AGAIN > until => break Err(e.into()),
+                    Some(_) => sleep(AGAIN).await,
+                }
+            };
             self.sweeps.saw(&swept);
             observe::swept(began, &swept, self.sweeps.behind());
-            let swept = swept?;
-            for (key, token) in &swept.expired {
-                let label = self.collections.label(key);
-                self.beliefs.losses.count(label, Some(*token), "expired", "reaper");
-            }
-            if swept.sessions > 0 {
-                log::debug!(
-                    target: "actix_doclock::background",
-                    "{} idle sessions have ended", swept.sessions,
-                );
-            }
-            if swept.announcements {
-                self.verbs.news.notify_waiters();
-            }
-            Ok(swept)
+            swept
         })
     }
+
+    /// Also after a failure in some collection.
+    fn has_swept(&self, swept: &Swept) {
+        for (key, token) in &swept.expired {
+            let label = self.collections.label(key);
+            self.beliefs.losses.count(label, Some(*token), "expired", "reaper");
+        }
+        if swept.sessions > 0 {
+            observe::sessions_expired(swept.sessions as u64);
+            log::debug!(
+                target: "actix_doclock::background",
+                "{} idle sessions have ended", swept.sessions,
+            );
+        }
+        if swept.announcements {
+            self.verbs.news.notify_waiters();
+        }
+    }
+}
+
+fn is_final(error: &StoreError) -> bool {
+    error.kind() != StoreErrorKind::Unavailable
 }
 
 /// Sweeps until the manager is gone.

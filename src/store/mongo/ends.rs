@@ -184,9 +184,8 @@ impl Failures {
         self.0.iter().any(|(failed, _)| failed == collection)
     }
 
-    /// `done`, or the first failure.
-    fn or<T>(self, done: T) -> Result<T> {
-        self.0.into_iter().next().map_or(Ok(done), |(_, e)| Err(e))
+    fn first(self) -> Option<Error> {
+        self.0.into_iter().next().map(|(_, e)| e)
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) async fn renew(
         Some(aid) if !believed.is_empty() => {
             let named = believed.iter().filter_map(|(_, key, _)| Some(key.as_ref()?.collection()));
             let named: BTreeSet<_> = named.collect();
-            locks.manager.core.collections.learn(named.iter().copied(), until).await;
+            locks.manager.core.collections.learn(&named, until).await?;
             locks.manager.core.reads.list_among(&named, &aid, until).await?
         }
         _ => locks.list(until).await?,

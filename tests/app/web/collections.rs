@@ -403,7 +403,7 @@ async fn a_collection_in_trouble_keeps_neither_a_heartbeat_nor_a_list_from_the_o
     let app = serve_tenants(&locks).await;
     let alice = Browser::logged_in(&app, "alice@acme").await;
     let bob = Browser::logged_in(&app, "bob@globex").await;
-    alice.post("/note/a").await.token();
+    let lost = json!({ "locks": { "acme_note/a": alice.post("/note/a").await.token() } });
     let token = bob.post("/note/a").await.token();
     let in_trouble = database.collection("acme_note.lock");
     server.disturb(&in_trouble, &["find", "aggregate"], doc! { "errorCode": 13 }).await;
@@ -418,11 +418,17 @@ async fn a_collection_in_trouble_keeps_neither_a_heartbeat_nor_a_list_from_the_o
     server.disturb(&in_trouble, &all, blocks).await;
     let late = manager_on(&database).deadline(Duration::from_secs(6)).build().await.unwrap();
     let registers = async { late.register_matching::<Note>("*_note").await };
-    let lists = eventually("the other tenant is listed", async || {
-        let listed = late.list().await.unwrap_or_default();
-        listed.iter().any(|lock| lock.key.collection() == "globex_note")
-    });
-    tokio::select! { _ = registers => panic!("it waits"), () = lists => {} }
+    let there = serve_tenants(&late).await;
+    let looks = async {
+        eventually("the other tenant is listed", async || {
+            let listed = late.list().await.unwrap_or_default();
+            listed.iter().any(|lock| lock.key.collection() == "globex_note")
+        })
+        .await;
+        let heartbeat = alice.at(&there).post_json("/locks/heartbeat", lost).await;
+        assert_eq!(heartbeat.status, StatusCode::SERVICE_UNAVAILABLE, "no lock is called lost");
+    };
+    tokio::select! { _ = registers => panic!("it waits"), () = looks => {} }
     server.disturb_no_more().await;
     for locks in [&locks, &late] {
         locks.shutdown().await;

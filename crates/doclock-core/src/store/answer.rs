@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::{
     ended::EndReason,
+    error::StoreError,
     freeze::Freeze,
     key::LockKey,
     lock::{Aid, Ask, Lock, LockToken, PageId},
@@ -161,7 +162,7 @@ pub enum Saved {
 }
 
 /// The answer to [`sweep`](crate::store::Sessions::sweep).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Default)]
 pub struct Swept {
     /// How many sessions were found to be idle.
     pub sessions: usize,
@@ -176,4 +177,6 @@ pub struct Swept {
     /// The expired locks that this sweep removed or reported, for the metrics. Two sweeps at the same moment may
     /// both name a lock whose session is not idle.
     pub expired: Vec<(LockKey, LockToken)>,
+    /// Something has failed in some collections, and is left to the next sweep. The rest was done.
+    pub failed: Option<StoreError>,
 }

@@ -89,7 +89,7 @@ impl Ends<'_> {
             self.write(by_aid(aid), &Write::Update(vec![with_names(&held)])).await?;
             self.looked_at(&held.traces).await?;
         }
-        failures.or(held)
+        failures.first().map_or(Ok(held), Err)
     }
 
     /// The locks of the session that are on record, live or expired.

@@ -16,7 +16,7 @@ use crate::{
                 end::{self, by_aid},
                 names::{Expired, Held, Names, with_names},
             },
-            error::Result,
+            error::{Result, store_error},
             filters::{and_live, exclusive_of, is_live, shared_of},
             lock_record::lease,
             read::Fetched,
@@ -74,7 +74,8 @@ impl Ends<'_> {
             let at = self.prepared(collection)?;
             failures.note(collection, at.step_each(doc! { "_id": { "$in": ids } }, tidy_up).await);
         }
-        failures.or(swept)
+        swept.failed = failures.first().map(|e| store_error("ending idle sessions", e));
+        Ok(swept)
     }
 
     /// The sessions among these that hold a live lock in any collection.
@@ -234,33 +235,39 @@ impl Ends<'_> {
         let is_removed =
             |names: &Names| !names.locks.iter().any(|it| failures.has(it.key.collection()));
         idle.retain(|end| names.get(&end.aid).is_none_or(is_removed));
+        let mut ended = self.settle(idle.iter().collect()).await?;
         let mut released = Vec::new();
-        for end in for_good {
+        for end in &for_good {
             let names = self.release_ended(&end.aid, &Names::default()).await;
             if let Some(names) = failures.note(self.store.inner.ended.name(), names) {
                 swept.expired.extend(names.locks.iter().filter_map(Held::key_and_token));
                 released.push(end);
             }
         }
-        let (ended, withdrawn): (Vec<_>, Vec<_>) =
-            (released.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
-        if !withdrawn.is_empty() {
-            self.withdraw(self.releasing(&withdrawn)).await?;
-        }
-        if !ended.is_empty() {
-            // These ends are left to the listener.
-            self.write(self.releasing(&ended), &end::ready()).await?;
-        }
+        ended.extend(self.settle(released).await?);
         // Idle ends that an earlier sweep has counted are not counted again.
         let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
         let anew = |end: &&&Claimed| end.for_good || has_new(&end.aid);
         swept.sessions += ended.iter().filter(anew).count();
+        swept.announcements |= !ended.is_empty();
         let found = idle.iter().filter_map(|end| names.get(&end.aid));
         swept
             .expired
             .extend(found.flat_map(|names| names.locks.iter().filter_map(Held::key_and_token)));
-        swept.announcements |= !ended.is_empty();
         Ok(())
+    }
+
+    /// Leaves these ends, whose locks are removed, to the listener, and returns them; withdraws those without locks.
+    async fn settle<'a>(&self, ends: Vec<&'a Claimed>) -> Result<Vec<&'a Claimed>> {
+        let (ended, withdrawn): (Vec<_>, Vec<_>) =
+            ends.into_iter().partition(|end| end.for_good || end.has_names);
+        if !withdrawn.is_empty() {
+            self.withdraw(self.releasing(&withdrawn)).await?;
+        }
+        if !ended.is_empty() {
+            self.write(self.releasing(&ended), &end::ready()).await?;
+        }
+        Ok(ended)
     }
 
     fn releasing(&self, ends: &[&Claimed]) -> Document {

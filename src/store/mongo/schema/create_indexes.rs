@@ -7,6 +7,7 @@ use mongodb::{
     bson::{Document, doc},
     error::Error,
 };
+use tokio::time::sleep;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -14,11 +15,11 @@ use crate::{
         Rules, StoreResult,
         mongo::{
             codec::{millis, number},
-            error::{Doing, Result, code, failure, is_denied},
+            error::{Doing, Result, code, exceeded_time_limit, failure, is_denied, late_majority},
             filters::nothing_held,
             schema::{danger, index::Index, owner, requirements::Needs},
-            send::rows,
-            time_limits::{LIMIT, WRITE_CONCERN_TIMEOUT, answered},
+            send::{Write, rows, write},
+            time_limits::{LIMIT, LONGEST_WAIT, answered},
         },
     },
 };
@@ -28,6 +29,8 @@ use crate::{
 const INDEX_CONFLICT: [i32; 3] = [85, 86, 276];
 /// How often a server begins again because of such a code.
 const ATTEMPTS: usize = 10;
+/// How often a change is made that others hold up: for two minutes.
+const ATTEMPTS_BEHIND_OTHERS: usize = 120;
 const NAMESPACE_NOT_FOUND: i32 = 26;
 /// A view has no indexes.
 const IS_A_VIEW: i32 = 166;
@@ -206,7 +209,7 @@ async fn create(collection: &Collection<Document>, missing: Vec<Missing>) -> Res
 /// first. For a moment each query on the locks then reads the whole collection. False if the user may not drop them.
 async fn drop_old(collection: &Collection<Document>, names: &[String]) -> Result<bool> {
     for name in names {
-        match answered(collection.drop_index(name).max_time(LIMIT)).await {
+        match giving_way(|| answered(collection.drop_index(name).max_time(LIMIT))).await {
             Err(e) if is_denied(&e) => return Ok(false),
             Err(e) if code(&e) != Some(INDEX_NOT_FOUND) => return Err(e),
             _ => {}
@@ -242,13 +245,29 @@ async fn change_expiry(
 }
 
 async fn change(collection: &Collection<Document>, index: Document) -> Result<Document> {
-    // A command does not inherit the write concern of the collection. Behind an open transaction it waits for the whole
-    // collection, and all writes on the collection wait behind it: so it is given up soon, and repeated.
-    let majority = doc! { "w": "majority", "wtimeout": millis(WRITE_CONCERN_TIMEOUT) };
     let command = doc! {
-        "collMod": collection.name(), "index": index, "writeConcern": majority, "maxTimeMS": millis(LIMIT),
+        "collMod": collection.name(), "index": index, "maxTimeMS": millis(LIMIT), "writeConcern": { "w": 1 },
     };
-    answered(database_of(collection).run_command(command)).await
+    let database = database_of(collection);
+    let reply = giving_way(|| answered(database.run_command(command.clone()))).await?;
+    // Waits for a majority apart: the time limit above would end this wait, too. A failover must not take the change back.
+    giving_way(|| write(collection, doc! { "_id": "" }, &Write::Nothing, LONGEST_WAIT)).await?;
+    Ok(reply)
+}
+
+/// Repeats a change of the whole collection until it is made in time. Behind an open transaction it would wait, and each write
+/// on the collection would wait behind it.
+async fn giving_way<T, F>(change: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    for _ in 1..ATTEMPTS_BEHIND_OTHERS {
+        match change().await {
+            Err(e) if exceeded_time_limit(&e) || late_majority(&e).is_some() => sleep(LIMIT).await,
+            done => return done,
+        }
+    }
+    change().await
 }
 
 /// The indexes of a collection. `IndexModel` would not do: the old shell wrote every number as a double, which that

@@ -71,6 +71,7 @@ impl State {
             announcements: self.ends.some_to_announce(now) || self.takeovers.some_to_tell(now),
             next,
             expired,
+            failed: None,
         }
     }
 

@@ -141,17 +141,22 @@ async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
 
 /// As `lock_collections`, all opened. What is no collection, or not for this user, costs nobody the others.
 async fn attach_all(store: &MongoStore) -> Result<Vec<String>> {
-    let mut opened = Vec::new();
+    let (mut opened, mut denied) = (Vec::new(), None);
     for collection in lock_collections(store).await? {
-        match allowed(answer(store.attach(&collection)).await)? {
-            Some(Some(_)) => opened.push(collection),
-            Some(None) => tell(&format!("`{collection}.lock` is left out: it is no collection")),
-            None => tell(&format!(
-                "`{collection}.lock` is left out: the database user may not read its indexes"
-            )),
+        match answer(store.attach(&collection)).await {
+            Ok(Some(_)) => opened.push(collection),
+            Ok(None) => tell(&format!("`{collection}.lock` is left out: it is no collection")),
+            Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => {
+                tell(&format!("`{collection}.lock` is left out: {e}"));
+                denied = Some(e);
+            }
+            Err(e) => return Err(e),
         }
     }
-    Ok(opened)
+    match denied {
+        Some(e) if opened.is_empty() => Err(e.into()),
+        _ => Ok(opened),
+    }
 }
 
 async fn attach(store: &MongoStore, collection: &str) -> Result<()> {
