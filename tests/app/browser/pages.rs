@@ -194,13 +194,16 @@ async fn api_for(page_origin: &str) -> String {
     url
 }
 
-/// As a proxy that has logged a person out: by the cookie `login`, to the page of the login in it.
+/// As a proxy that has logged a person out: by the cookie `login`, to the page of the login in it. (But not the stream: the
+/// browser complains of one that is redirected to another origin.)
 async fn to_the_login(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     match request.cookie("login") {
-        Some(page) if request.path().starts_with("/locks/") => {
+        Some(page)
+            if request.path().starts_with("/locks/") && !request.path().ends_with("/events") =>
+        {
             let found = HttpResponse::Found().insert_header(("Location", page.value())).finish();
             Ok(request.into_response(found))
         }
