@@ -3,7 +3,7 @@
 
 use std::{
     any::type_name,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
@@ -442,7 +442,11 @@ impl Collections {
     /// # Errors
     /// If it is not certain whether there are locks in one of them.
     #[cfg(feature = "web")]
-    pub(crate) async fn learn(&self, names: &BTreeSet<&str>, until: Instant) -> Result<()> {
+    pub(crate) async fn learn(
+        &self,
+        names: &std::collections::BTreeSet<&str>,
+        until: Instant,
+    ) -> Result<()> {
         let is_new = |name: &&str| self.get(name).is_none() && self.kind(name).is_some();
         if !names.iter().any(is_new) {
             return Ok(());
