@@ -906,7 +906,7 @@ export class Fields extends Typed {
     const { node, value } = place, id = this.#ids.get(node), last = this.records.get(id);
     if (!last && !same(this.#early.get(node), value)) this.#before.set(node, value);
     if (!last?.isAlone || last.row === place.row || !same(last.value, value)) return;
-    // The hidden id beside its text has changed.
+    // The hidden id beside the text has changed.
     const record = { ...last, row: place.row };
     this.records.delete(id);
     this.records.set(idOf(record), record);
@@ -1833,7 +1833,7 @@ class PageLock {
     if (!believed.length) return;
     const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
     const answer = await request('POST', api.base + '/heartbeat', PROMISED.beat, { body: { locks } });
-    const isUnheard = !answer.ok && answer.status !== 401;   // whoever has refused it: nothing is known of the locks
+    const isUnheard = !answer.ok && answer.status !== 401;   // a refusal of the server or of a proxy: nothing is known of the locks
     PageLock.#note(api, answer, true, isUnheard);
     if (isUnheard) return believed.forEach(({ lock }) => { lock.#isUnconfirmed = true; });
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));

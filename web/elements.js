@@ -499,7 +499,7 @@ class Editing {
     if (offline) return ['offline'];
     if (!problem) return null;
     if (problem.deleted) return ['deleted'];
-    const isKnown = this.lock.token || this.lock.lost;   // a 404 is that of a deployment then
+    const isKnown = this.lock.token || this.lock.lost;   // then a deployment answers with the 404
     if (!isKnown && problem !== askProblem && !problem.code && (problem.status ?? 404) === 404) return ['address'];   // no answer of a lock API
     return texts.en[problem.code] ? [problem.code] : ['problem', { detail: problem.detail || problem.title || `${problem.status}` }];
   }

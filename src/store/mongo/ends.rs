@@ -170,7 +170,7 @@ impl Ends<'_> {
     }
 }
 
-/// What has failed in which collection. The work goes on in the others, and fails in the end.
+/// The failures by collection. The work goes on in the other collections, and the first failure is reported in the end.
 #[derive(Default)]
 struct Failures(Vec<(String, Error)>);
 

@@ -195,7 +195,7 @@ async fn api_for(page_origin: &str) -> String {
 }
 
 /// As a proxy that has logged a person out: by the cookie `login`, to the page of the login in it. (But not the stream: the
-/// browser complains of one that is redirected to another origin.)
+/// browser complains of a stream that is redirected to another origin.)
 async fn to_the_login(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -318,8 +318,8 @@ fn the_modules_can_be_imported_where_there_is_no_page() {
     }
 }
 
-/// In Node with jsdom, if both can be had: what a person has typed, by many small forms and by forms at random; and a lock
-/// whose server, network or browser behaves oddly.
+/// In Node with jsdom, if both can be had: typed text, in many small forms and in forms at random; and a lock whose server,
+/// network or browser behaves oddly.
 #[test]
 fn the_modules_for_pages_pass_their_tests_in_node() {
     let root = env!("CARGO_MANIFEST_DIR");

@@ -58,7 +58,8 @@ impl Worker {
         sleep(Duration::from_millis(self.rng.u64(range))).await;
     }
 
-    /// A short pause between two steps. At a commit it is longer, so that the load leaves the processor to other tests.
+    /// A short pause between two steps. At a commit the pause is four times longer, so that the load leaves the processor to
+    /// other tests.
     fn pause(&mut self, millis: std::ops::Range<u64>) -> Duration {
         let calm = if depth() == 1 { 4 } else { 1 };
         Duration::from_millis(calm * self.rng.u64(millis))

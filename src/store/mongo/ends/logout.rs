@@ -71,7 +71,7 @@ impl Ends<'_> {
     }
 
     /// Stores the names of the locks of an ended session, then removes the locks. The names in `known` are already stored.
-    /// If a collection fails, the locks in the others are removed all the same.
+    /// If a collection fails, the locks in the others are still removed.
     pub(super) async fn release_ended(&self, aid: &Aid, known: &Names) -> Result<Names> {
         let mut failures = Failures::default();
         let mut held = self.held_by(aid, &mut failures).await;

@@ -22,7 +22,7 @@ pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> 
     let agreed = !seen.is_empty() && (args.yes || agreed(&seen)?);
     let locks = manager(store).await?;
     let actor = Actor::new(&args.actor);
-    // After a failure the other readers lose their locks all the same, and are named.
+    // A break that fails for one reader goes on with the others, and names them.
     let (mut broken, mut failed) = (Vec::new(), None);
     for lock in seen.iter().filter(|_| agreed) {
         match locks.break_lock(lock, &actor, &args.reason).await {

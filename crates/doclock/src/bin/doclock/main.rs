@@ -139,7 +139,7 @@ async fn lock_collections(store: &MongoStore) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// As `lock_collections`, all opened. What is no collection, or not for this user, costs nobody the others.
+/// Opens all lock collections. Leaves out views and collections whose indexes the user may not read, and says so.
 async fn attach_all(store: &MongoStore) -> Result<Vec<String>> {
     let (mut opened, mut denied) = (Vec::new(), None);
     for collection in lock_collections(store).await? {
